@@ -5,12 +5,10 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from hierfl import guides
-from hierfl.data.batch import ClientBatch
+from hierfl import ClientBatch, ProgramError, guides
 from hierfl.diagnostics import AgainstNuts, against_nuts
 from hierfl.diagnostics.nuts import Reference
 from hierfl.methods import fedlaplace, fedsvi
-from hierfl.program.program import ProgramError
 from tests.methods.test_pvi import close
 from tests.posterior.test_corrected import planted
 from tests.programs import exact, federation, fit, means, slopes, three

@@ -11,14 +11,12 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import guides, methods
-from hierfl.data.batch import ClientBatch
+from hierfl import ClientBatch, Fit, guides, methods
 from hierfl.diagnostics import convergence
 from hierfl.diagnostics.trend import trend
 from hierfl.methods import fedlaplace, fedsvi
 from hierfl.models import network
 from hierfl.models.likelihood import normal
-from hierfl.runs.result import Fit
 from tests.posterior.test_corrected import planted
 from tests.programs import alone, federation, fit, learned, logistic, means, slopes, three
 

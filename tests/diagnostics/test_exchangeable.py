@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData
 from hierfl.diagnostics.checks import checks_of_fit
 from hierfl.diagnostics.exchangeable import exchangeable
 from hierfl.diagnostics.verdict import evidence_of

@@ -13,13 +13,10 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import guides
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, Fit, guides
 from hierfl.diagnostics import compare, loo
 from hierfl.methods import fedlaplace, fedsvi
 from hierfl.posterior import arviz_io as posterior
-from hierfl.runs.result import Fit
 from tests.posterior.test_corrected import planted
 from tests.programs import exact, federation, fit, logistic, slopes
 from tests.sampled import sampled

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import hierfl
-from hierfl.effects.prior_predictive import prior_predictive
+from hierfl import prior_predictive
 from tests.effects.made import frame
 from tests.programs import federation, means
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl import guides
+from hierfl import ClientBatch, full_batch, guides
 from hierfl.core.trees import named_leaves
-from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.guides.global_sites import diagonal_normal, full_normal, low_rank_normal, spline_flow
 from hierfl.program.handlers import Substitute
 from hierfl.program.sites import Family

@@ -10,15 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import hierfl
-from hierfl import guides, methods, models
+from hierfl import ClientData, Method, ProgramError, guides, methods, models
 from hierfl.core.trees import named_leaves
-from hierfl.data.clients import ClientData
 from hierfl.engine.federation import federate
-from hierfl.method import Method
 from hierfl.methods import batch_normed, fedavg
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD, Adam
-from hierfl.program.program import ProgramError
 from tests.methods import cases
 from tests.methods.cases import CASES
 from tests.methods.test_messages import exchange

@@ -16,11 +16,9 @@ import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from hierfl import guides
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, Program, full_batch, guides
 from hierfl.program.handlers import Substitute
-from hierfl.program.program import Params, Program, stacked
+from hierfl.program.program import Params, stacked
 from hierfl.program.sites import Family, Model
 from hierfl.program.traces import Terms
 from tests.programs import Exact, exact, federation, means, read, slopes, three

@@ -5,7 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from hierfl.data.batch import ClientBatch, full_batch
+from hierfl import ClientBatch, full_batch
 from hierfl.methods import fedep, pvi
 from hierfl.methods.posteriors.fedep import wide_points
 from hierfl.methods.posteriors.natural_factors import no_factor

@@ -8,16 +8,12 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import guides
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, Clock, ProgramError, guides
 from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
-from hierfl.method import Clock
 from hierfl.methods import fedpop, fedsvi
 from hierfl.optimizers import SGD
-from hierfl.program.program import ProgramError
 from tests.programs import federation, fit, means, regression, three
 
 MANY = 4000

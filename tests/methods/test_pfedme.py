@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hierfl.method import Method
+from hierfl import Method
 from hierfl.methods import ditto, over_relaxed, pfedbayes, pfedme
 from hierfl.optimizers import SGD, Adam
 from tests.methods.quadratics import I2, START, UNIFORM, B, H, at, clients, stationary

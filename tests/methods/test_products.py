@@ -6,12 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, Fit
 from hierfl.methods import fedivon, fola
 from hierfl.methods.posteriors.fedivon import new_curvature
 from hierfl.optimizers import SGD
-from hierfl.runs.result import Fit
 from tests.methods.test_pvi import close
 from tests.programs import fit
 

@@ -9,7 +9,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from torch import Tensor, nn
 
-from hierfl.data.clients import ClientData
+from hierfl import ClientData
 from hierfl.methods import knn_per, pfedgp
 from hierfl.models import GaussianProcessNetwork, MemoryNetwork
 from hierfl.models.gaussian_process_network import JITTER, conditioned

@@ -6,7 +6,7 @@ import pyro.distributions as dist
 import torch
 
 import hierfl
-from hierfl.data.batch import ClientBatch
+from hierfl import ClientBatch
 from hierfl.engine.federation import federate
 from hierfl.runs.ended import Fallback
 

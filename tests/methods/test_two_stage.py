@@ -11,10 +11,7 @@ import pytest
 import torch
 
 import hierfl
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
-from hierfl.program.program import ProgramError
-from hierfl.runs.result import Fit
+from hierfl import ClientBatch, ClientData, Fit, ProgramError
 from tests.programs import exact, fit, learned, three
 from tests.programs import means as exact_means
 from tests.summaries import programs

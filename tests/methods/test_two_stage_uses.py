@@ -13,15 +13,13 @@ import pytest
 import torch
 
 import hierfl
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, Clock, Fit
 from hierfl.diagnostics import loo
 from hierfl.engine.chunks import client_round
 from hierfl.engine.client_store import taken
-from hierfl.method import Clock, Reports
+from hierfl.method import Reports
 from hierfl.methods.stages.checks import warn_of
 from hierfl.program.sites import Model
-from hierfl.runs.result import Fit
 from tests.programs import exact, federation, fit, same, slopes, three
 from tests.programs import means as exact_means
 from tests.summaries import programs

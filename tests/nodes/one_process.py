@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hierfl.data.clients import ClientData
-from hierfl.method import Method
+from hierfl import ClientData, Method
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.client_state import Node
 from hierfl.nodes.messages import Answer, NodeFailed, read_typed

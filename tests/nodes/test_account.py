@@ -11,10 +11,9 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import methods
+from hierfl import Clock, methods
 from hierfl.cli.officer_page import entries
 from hierfl.formulas.questions import Question
-from hierfl.method import Clock
 from hierfl.nodes.agreed_schema import answer_schema
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.client_state import Node

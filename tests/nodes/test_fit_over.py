@@ -12,8 +12,7 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import methods
-from hierfl.data.clients import ClientData
+from hierfl import ClientData, methods
 from hierfl.nodes import FitOverNodes, InProcess, in_process, station, stations
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.envelope import read_answer, write_request

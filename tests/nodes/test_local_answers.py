@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from hierfl import methods
-from hierfl.method import Method
+from hierfl import Fit, Method, methods
 from hierfl.nodes import local_fit
 from hierfl.nodes.client_state import kept
 from hierfl.nodes.fit_over_nodes import FitOverNodes
@@ -18,7 +17,6 @@ from hierfl.nodes.messages import Refused, from_bytes, last_counted, to_bytes
 from hierfl.nodes.node import answer
 from hierfl.nodes.run import fit_nodes
 from hierfl.optimizers import SGD
-from hierfl.runs.result import Fit
 from tests.methods.cases import METHODS
 from tests.methods.cases import shared as _shared
 from tests.methods.test_batch_normed import regression as normed_network

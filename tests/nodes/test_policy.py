@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hierfl import cli, methods
+from hierfl import Method, cli, methods
 from hierfl.cli.officer_page import entries
 from hierfl.core.trees import named_leaves
-from hierfl.method import Method
 from hierfl.nodes import log
 from hierfl.nodes.account import Ledger
 from hierfl.nodes.approval import preview

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 import hierfl
-from hierfl.data.clients import ClientData
+from hierfl import ClientData
 from hierfl.demo.run import hierarchy, hospitals
 from hierfl.nodes import FitOverNodes, Station, station
 from hierfl.nodes.envelope import read_answer, read_request, write_answer, write_request

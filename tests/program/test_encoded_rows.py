@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import hierfl
-from hierfl import methods
-from hierfl.data.batch import ClientBatch
+from hierfl import ClientBatch, methods
 from hierfl.optimizers import Adam
 
 WEIGHT, NOISE = 1.5, 0.8

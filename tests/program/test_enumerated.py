@@ -15,13 +15,10 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 import hierfl
-from hierfl import ClientBatch, ClientData, guides, methods
-from hierfl.data.batch import full_batch
+from hierfl import ClientBatch, ClientData, ProgramError, full_batch, guides, methods, read
 from hierfl.laplace.trials import prior_sites_at, sites_at
 from hierfl.program.enumerated import LARGEST
 from hierfl.program.handlers import log_joint, unchecked
-from hierfl.program.program import ProgramError
-from hierfl.program.read import read
 
 TIMES = 4
 

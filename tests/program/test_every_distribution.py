@@ -18,14 +18,11 @@ from pyro.infer.mcmc.util import initialize_model
 from torch import Tensor
 
 import hierfl
-from hierfl import guides
+from hierfl import ClientBatch, ClientData, ProgramError, full_batch, guides
 from hierfl.core.trees import named_leaves
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
 from hierfl.diagnostics.nuts import sampled_program
 from hierfl.engine.rounds import begin, rounds
 from hierfl.program.handlers import log_joint, unchecked
-from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
 from tests.program.distributions import MAKE, VALUE, Make, every_name
 from tests.programs import fit, settings

@@ -11,9 +11,7 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import guides
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, full_batch, guides
 from hierfl.program.sites import Model
 from tests.programs import federation, fit, read
 

@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.distributions import transform_to
 
 import hierfl
+from hierfl import ClientBatch, ProgramError, full_batch
 from hierfl.core.trees import named_leaves
-from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.program.handlers import Substitute
-from hierfl.program.program import ProgramError
 from tests.programs import FAMILIES, federation, fit, logistic, read, regression
 
 constraints = dist.constraints

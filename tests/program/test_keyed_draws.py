@@ -14,11 +14,10 @@ from scipy import stats
 from torch import Tensor
 
 import hierfl
+from hierfl import ClientBatch, ProgramError
 from hierfl.core import noise
-from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import KeyedNoise, NoKeyedDraw, draw, seeded
 from hierfl.program.mixture import Mixture
-from hierfl.program.program import ProgramError
 from tests.programs import federation, fit, read
 
 KEY = noise.fold(noise.root_key(1), noise.word("site"))

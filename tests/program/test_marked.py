@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 import hierfl
-from hierfl import methods
-from hierfl.program.public_names import CannotRemake, marked, name_of
+from hierfl import CannotRemake, methods
+from hierfl.program.public_names import marked, name_of
 from hierfl.program.recipes import describe, remake
 
 

@@ -11,10 +11,7 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl import guides
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
-from hierfl.program.program import ProgramError
+from hierfl import ClientBatch, ClientData, ProgramError, guides
 from hierfl.program.sites import Model
 from tests.programs import federation, fit, leveled, normal_rows, read
 

@@ -17,10 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
 import hierfl
-from hierfl import guides
-from hierfl.data.batch import ClientBatch
+from hierfl import ClientBatch, ProgramError, guides
 from hierfl.diagnostics import against_nuts, nuts
-from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
 from tests.programs import federation, fit, read
 

@@ -9,11 +9,8 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import guides
+from hierfl import ClientBatch, ClientData, ProgramError, guides
 from hierfl.core.trees import tree_leaves
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
-from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
 from tests.programs import (
     FAMILIES,

@@ -14,15 +14,12 @@ from scipy import integrate, stats
 from torch import Tensor
 
 import hierfl
-from hierfl import ClientBatch, ClientData, guides, methods
+from hierfl import ClientBatch, ClientData, ProgramError, full_batch, guides, methods, read
 from hierfl.core.trees import named_leaves
-from hierfl.data.batch import full_batch
 from hierfl.methods.stages import server
 from hierfl.program import row_orders
 from hierfl.program.handlers import log_joint, unchecked
-from hierfl.program.program import ProgramError
 from hierfl.program.quadrature import fitted
-from hierfl.program.read import read
 from hierfl.program.row_orders import without_row_sites
 
 pytestmark = [

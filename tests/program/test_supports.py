@@ -12,9 +12,8 @@ from torch.autograd.functional import jacobian
 from torch.distributions import constraints
 
 import hierfl
-from hierfl import ClientBatch, ClientData
+from hierfl import ClientBatch, ClientData, ProgramError
 from hierfl.program.handlers import log_joint
-from hierfl.program.program import ProgramError
 from hierfl.program.read import read_model
 from hierfl.program.supports import LogCholesky
 

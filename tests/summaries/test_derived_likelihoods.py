@@ -8,8 +8,7 @@ from torch import Tensor
 
 import hierfl
 from benchmarks.family_programs import drawn, family_of, program, response_of
-from hierfl import guides, methods, models
-from hierfl.data.batch import ClientBatch
+from hierfl import ClientBatch, guides, methods, models
 from hierfl.summaries.reading import read_likelihood, seen_line
 from tests.programs import federation
 

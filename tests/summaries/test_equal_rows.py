@@ -7,8 +7,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, full_batch
 from hierfl.summaries.packed_rows import packed
 from hierfl.summaries.reading import read_likelihood, seen_line
 from hierfl.summaries.units import UnitScore

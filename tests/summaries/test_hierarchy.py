@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hierfl.data.batch import ClientBatch
-from hierfl.program.program import ProgramError
+from hierfl import ClientBatch, ProgramError
 from hierfl.summaries.hierarchy import Factors, Hierarchy, of_means
 from hierfl.summaries.reading import read_likelihood
 from hierfl.summaries.seen_hierarchy import seen_hierarchy

@@ -4,7 +4,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 
-from hierfl.data.batch import ClientBatch
+from hierfl import ClientBatch
 from hierfl.methods.stages.two_stage import seen_in
 from tests.summaries.programs import program_of
 

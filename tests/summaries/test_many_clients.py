@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hierfl.data.clients import ClientData
+from hierfl import ClientData
 from hierfl.methods import two_stage
 from hierfl.summaries.weights import asked_of, everywhere, k_hats_of, smoothed
 from tests.programs import fit

@@ -12,11 +12,10 @@ import torch
 from scipy import integrate, stats
 from torch import Tensor
 
+from hierfl import ClientData, ProgramError
 from hierfl.core.trees import named_leaves
-from hierfl.data.clients import ClientData
 from hierfl.methods import two_stage
 from hierfl.nodes.run import fit_nodes
-from hierfl.program.program import ProgramError
 from hierfl.summaries.noisy_sums import log_of_sum
 from hierfl.summaries.row_noise import RowNoise
 from tests.nodes.one_process import machines

@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 import hierfl
-from hierfl.data.batch import ClientBatch
+from hierfl import ClientBatch
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.mixing import Mixing
 from hierfl.summaries.reading import read_likelihood

@@ -13,13 +13,12 @@ from scipy import stats
 from torch import Tensor
 
 import hierfl
+from hierfl import ClientData, ProgramError
 from hierfl.core.gaussians import Factor, rounded
 from hierfl.core.secret_noise import normals_at
 from hierfl.core.trees import named_leaves
-from hierfl.data.clients import ClientData
 from hierfl.methods import two_stage
 from hierfl.nodes.run import fit_nodes
-from hierfl.program.program import ProgramError
 from hierfl.summaries.row_noise import RowNoise
 from tests.nodes.one_process import machines
 from tests.programs import federation, fit

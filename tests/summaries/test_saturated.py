@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 import hierfl
+from hierfl import ClientBatch, ClientData
 from hierfl.core.importance_sampling import normal_points
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
 from tests.sampled import sampled
 
 # covariance of the rows of a client at points (S, n, n), design (n, P), and rows of N clients (N, n)
