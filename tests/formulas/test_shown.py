@@ -182,12 +182,3 @@ def test_an_update_keeps_family_priors_and_agreed_columns() -> None:
     fewer = ready.update("~ . - age")
     assert (fewer.family.name, fewer.priors) == ("bernoulli", ready.priors)
     assert fewer.on(frame()).agreed.columns["arm"].levels == ("c", "b", "a")
-
-
-def test_an_updated_formula_is_fitted() -> None:
-    rows = frame()
-    found = hierfl.fit(hierfl.formula("y ~ age", clients="site"), rows)
-    model: Any = found.method.model
-    more = hierfl.fit(model.update("~ . + sex"), rows)
-    again = hierfl.fit(hierfl.formula("y ~ age + sex", clients="site"), rows)
-    assert torch.equal(more.draws(20).shared["sex"], again.draws(20).shared["sex"])

@@ -14,16 +14,6 @@ from tests.programs import federation, fit, slopes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("counts", [(5, 3, 7, 1), (1,) * 5])
-def test_damped_rounds_reach_the_pooled_posterior(counts: tuple[int, ...]) -> None:
-    data = federation(counts)
-    loc, precision = gaussian(fit(fedep(line, damping=0.5), data, rounds=25))
-    x, y = data.fields["x"], data.fields["y"]
-    close(precision, torch.eye(2) + x.T @ x, 1e-4)
-    close(loc, torch.linalg.solve(torch.eye(2) + x.T @ x, x.T @ y), 1e-4)
-
-
-@pytest.mark.slow
 def test_diagonal_factors_tell_moments_from_reverse_kl() -> None:
     """EP's fixed point on E1 is sqrt(60) twice, VI's is 8, and the true marginal precision 7.5."""
     kept = {"factors": "diagonal", "damping": 0.5}

@@ -146,28 +146,6 @@ def test_the_posterior_is_that_of_a_grid(name: str) -> None:
         assert abs(own[:, k].mean() - level[0]) < 0.18 * level[1], k
 
 
-@pytest.mark.slow
-def test_rates_are_those_of_a_closed_form() -> None:
-    """Given the shape, a Gamma rate of Poisson rows is Gamma again; the shape's posterior is summed on a grid."""
-    data = people(EIGHT)
-    found = fit(two_stage(rates, draws=DRAWS), data)
-    total = torch.stack([v.sum() for v in data.fields["visits"].split(data.counts.tolist())])
-    seen_visits, rows = total.numpy()[:, None], data.counts.numpy()[:, None].astype(float)
-    shape = np.linspace(0.02, 12.0, 3000)
-    each = stats.nbinom.logpmf(seen_visits, shape, 1.0 / (1.0 + rows)).sum(0)
-    log_p = each + stats.lognorm.logpdf(shape, 0.5, scale=np.exp(0.5))
-    p = np.exp(log_p - log_p.max())
-    p = p / p.sum()
-    mean, sd = moments(p, shape)
-    draws = found.draws(2000)
-    drawn = draws.shared["shape"].flatten()
-    assert abs(drawn.mean() - mean) < 0.15 * sd
-    assert 0.87 < drawn.std() / sd < 1.15
-    known = ((shape + seen_visits) / (1.0 + rows) * p).sum(1)
-    own = draws.own["rate"].view(2000, 8)
-    assert (np.abs(own.mean(0).numpy() - known) < 0.15 * own.std(0).numpy()).all()
-
-
 # ------------------------------------------------------------------------------------ what is seen
 def seen(model: Any) -> Hierarchy:
     return seen_hierarchy(read_likelihood(program_of(model)))
