@@ -22,14 +22,10 @@ from hierfl.nodes.run import TooFewNodes, fit_nodes
 from hierfl.optimizers import SGD
 from tests.methods.cases import CASES
 from tests.methods.cases import shared as _shared
-from tests.nodes.one_process import Machines, machines
-from tests.programs import assert_close, federation, fit, regression
+from tests.nodes.one_process import Machines, machines, rows
+from tests.programs import assert_close, fit, regression
 
 Asked = Callable[[Mapping[str, bytes]], Iterable[Answer]]
-
-
-def rows() -> ClientData:
-    return federation((5, 3, 7, 2)).select(["east", "north", "south", "west"])
 
 
 def plain() -> Any:

@@ -19,12 +19,8 @@ from hierfl.nodes.envelope import read_answer, write_request
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import answer as node_answer
 from tests.formulas.frames import patients
+from tests.nodes.one_process import rows
 from tests.programs import assert_close, federation, fit, regression
-
-
-def rows() -> ClientData:
-    data = federation((5, 3, 7, 2))
-    return data.select(sorted(data.names))
 
 
 def same(over: FitOverNodes, here: Any) -> None:

@@ -20,7 +20,7 @@ from hierfl.optimizers import SGD
 from tests.methods.cases import METHODS
 from tests.methods.cases import shared as _shared
 from tests.methods.test_batch_normed import regression as normed_network
-from tests.nodes.one_process import Machines, machines
+from tests.nodes.one_process import Machines, machines, rows
 from tests.nodes.test_choosing import counts
 from tests.nodes.test_every_method import EACH
 from tests.programs import assert_close, federation, fit, regression
@@ -35,11 +35,6 @@ OWN: dict[str, Any] = {
         methods.fedavg(normed_network(), optimizer=SGD(0.1), steps=3, batch_size=3)
     ),
 }
-
-
-def rows(counts: tuple[int, ...] = (5, 3, 7, 2)) -> Any:
-    data = federation(counts)
-    return data.select(sorted(data.names))
 
 
 def pair(method: Method, folder: Path, policy: str = ALL) -> tuple[FitOverNodes, Fit, Machines]:

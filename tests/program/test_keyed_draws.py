@@ -98,6 +98,12 @@ def test_law_without_a_gradient(name: str) -> None:
     assert bool(fn.support.check(value).all())
 
 
+def test_a_mixture_of_kinds_has_the_moments_of_torchs() -> None:
+    (kinds, _), (torchs, _) = (WITHOUT_A_GRADIENT[name] for name in ("mixture of kinds", "mixture"))
+    for found, known in ((kinds.mean, torchs.mean), (kinds.variance, torchs.variance)):
+        torch.testing.assert_close(found, known.expand(1))
+
+
 def test_shares_of_gammas() -> None:
     fn = dist.Dirichlet(torch.tensor([0.5, 2.0, 3.0])).expand([SIZE])
     value = draw(fn, KeyedNoise(KEY, axis=0, reparameterized=False))

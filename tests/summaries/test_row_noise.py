@@ -22,6 +22,7 @@ from hierfl.nodes.run import fit_nodes
 from hierfl.summaries.row_noise import RowNoise
 from tests.nodes.one_process import machines
 from tests.programs import federation, fit
+from tests.summaries import test_noisy_sums as noisy_sums
 
 DRAWS = 100
 
@@ -104,13 +105,16 @@ def test_it_ends_by_itself_states_its_budget_and_sends_no_ratios() -> None:
 
 
 @pytest.mark.slow
-def test_every_engine_and_nodes_give_the_same(tmp_path: Path) -> None:
-    data = rows()
+@pytest.mark.filterwarnings("ignore:the noise hides")
+@pytest.mark.parametrize("kind", ["rounds", "sums"])
+def test_every_engine_and_nodes_give_the_same(kind: str, tmp_path: Path) -> None:
+    data, how = rows(), method()
+    if kind == "sums":
+        data, how = noisy_sums.simulated(4, clients=3)[0], noisy_sums.method(2.0)
     data = data.select(sorted(data.names))
-    here = fit(method(), data)
-    sequential = fit(method(), data, engine="sequential")
-    around = machines(method(), data, tmp_path)
-    over = fit_nodes(method(), around.agreement, around.ask, starts=around.starts())
+    here, sequential = fit(how, data), fit(how, data, engine="sequential")
+    around = machines(how, data, tmp_path)
+    over = fit_nodes(how, around.agreement, around.ask, starts=around.starts())
     for name, value in named_leaves(here.progress.server.factors).items():
         for other in (sequential, over):
             same = named_leaves(other.progress.server.factors)[name]
