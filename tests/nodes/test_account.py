@@ -22,9 +22,9 @@ from hierfl.nodes.node import answer, introduce, node
 from hierfl.nodes.policy import Forbidden
 from hierfl.summaries.row_noise import RowNoise
 from tests.formulas.frames import patients
-from tests.nodes.one_process import lone
+from tests.nodes.one_process import lone, rows
 from tests.nodes.test_agreed_schema import made
-from tests.nodes.test_faults import plain, rows
+from tests.nodes.test_faults import plain
 from tests.programs import federation, regression
 
 

@@ -22,9 +22,9 @@ from hierfl.nodes.node import introduce, introduced, node
 from hierfl.nodes.policy import Forbidden, Policy, policy_at
 from hierfl.nodes.run import fit_nodes
 from hierfl.nodes.same_process import in_process
-from tests.nodes.one_process import Machines, lone, machines
+from tests.nodes.one_process import Machines, lone, machines, rows
 from tests.nodes.test_every_method import EACH
-from tests.nodes.test_faults import plain, rows
+from tests.nodes.test_faults import plain
 from tests.programs import regression
 
 

@@ -377,9 +377,8 @@ def sum_of_all(model: Program, rows: ClientData) -> Callable[[Tensor], Tensor]:
             if not site["is_observed"] and site["fn"].has_enumerate_support
         }
         sites = traced(values)
-        scale = next(
-            (s["scale"] for s in sites.values() if level(s) == 2 and s["is_observed"]), 1.0
-        )
+        of_rows = [s["scale"] for s in sites.values() if level(s) == 2 and s["is_observed"]]
+        scale = torch.as_tensor(of_rows[0] if of_rows else 1.0)
 
         def summed(of: int, values: dict[str, Tensor]) -> Tensor:
             here = [name for name in latent if level(sites[name]) == of]
@@ -387,8 +386,9 @@ def sum_of_all(model: Program, rows: ClientData) -> Callable[[Tensor], Tensor]:
             for chosen in itertools.product(*(latent[name] for name in here)):
                 joint = {n: v.expand(shapes[of]) for n, v in zip(here, chosen, strict=True)}
                 total = terms({**values, **joint}, latent, of)
-                below = summed(2, {**values, **joint}) if of == 1 else 0.0
-                sums.append(total + (scale * below).sum(-1, keepdim=True) if of == 1 else total)
+                if of == 1:
+                    total = total + (scale * summed(2, {**values, **joint})).sum(-1, keepdim=True)
+                sums.append(total)
             return torch.stack(sums).logsumexp(0)
 
         return torch.cat([summed(1, values)[:, 0], summed(0, values)[None]])
