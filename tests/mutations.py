@@ -5,8 +5,6 @@ tests that the line names until one fails. It ends with status 1 if the tests pa
 fault. Words after the command choose the lines that contain one of them.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Shared by the tests of the core: small federations, models, and closed-form posteriors of some of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
@@ -15,14 +13,11 @@ from torch import Tensor
 from torch.distributions import transform_to
 
 import hierfl
-from hierfl import guides
+from hierfl import ClientBatch, ClientData, Phase, Program, ProgramError, guides
 from hierfl.core.trees import named_leaves
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
 from hierfl.engine.minibatches import _Plan
-from hierfl.method import Phase
 from hierfl.program import public_names
-from hierfl.program.program import Params, Program, ProgramError
+from hierfl.program.program import Params
 from hierfl.program.sites import Family, Model
 
 NAMES = ("north", "south", "east", "west", "mid")  # not in alphabetical order

@@ -1,7 +1,5 @@
 """Some cases of a parametrization in each run of the tests, and all of them in `make test-slow`."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Any
 

@@ -4,8 +4,6 @@
 date and the commit at which it last ran. Tests that were not run this time keep their rows.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import xml.etree.ElementTree as ET

@@ -1,7 +1,5 @@
 """Every example runs with `--smoke`; an example that is not listed here fails the test."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """README, CONTRIBUTING and docs/: their code runs, commands parse, links resolve and tables are complete."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

@@ -2,8 +2,6 @@
 in tests/.
 """
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import subprocess

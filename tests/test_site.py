@@ -1,7 +1,5 @@
 """The site that `make docs` builds: every public name and every method has a page, and examples run."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

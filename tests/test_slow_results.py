@@ -1,7 +1,5 @@
 """The table of slow tests: results are read from a JUnit report, and older rows are kept."""
 
-from __future__ import annotations
-
 from tests.slow_results import merged, rows_of
 
 REPORT = """<testsuites><testsuite>

@@ -1,7 +1,5 @@
 """Strange data sets are taken rightly or refused by name; the counting notices what is neither."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

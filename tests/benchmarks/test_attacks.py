@@ -1,7 +1,5 @@
 """The attacks on saved fits: nothing wrong, nothing raw, no code run; and they can tell."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

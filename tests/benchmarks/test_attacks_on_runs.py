@@ -1,7 +1,5 @@
 """Attacks with few repetitions: nothing wrong and nothing raw comes out, and they can tell."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The calibration of `convergence`: its posteriors are right, and its table counts what it says."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

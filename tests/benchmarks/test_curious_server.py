@@ -1,7 +1,5 @@
 """What the threat model says that a curious server learns from two default fits is what it learns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What docs/disclosure.md says of one-row clients: their rows are read off what they send."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -2,8 +2,6 @@
 atheris and minutes.
 """
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

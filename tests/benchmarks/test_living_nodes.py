@@ -1,7 +1,5 @@
 """Clients leave and join over nodes: the answers are those of one machine, on real rows."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table of every method's rounds beside FedAvg's: what is counted, and that it is filled in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -9,10 +7,9 @@ import torch
 
 from benchmarks import method_rounds
 from benchmarks.method_rounds import HEAD, SIZES, Size, Timed, kept_rows, measure, page, section
-from hierfl.data.clients import ClientData
+from hierfl import ClientData, Method
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin, rounds
-from hierfl.method import Method
 from hierfl.studies.baseline_methods import BASELINES
 
 TINY = Size((4, 3, 2), clients=3, rows=10, batch=5, evaluations=4)

@@ -2,8 +2,6 @@
 exactly once.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -17,7 +17,7 @@ from benchmarks.reference_models import Draws, Problem, radon_centered
 from benchmarks.rounds import best_of
 from benchmarks.rounds_models import ALL
 from benchmarks.simulated_models import SIMULATED
-from hierfl.data.batch import ClientBatch, full_batch
+from hierfl import ClientBatch, full_batch
 from hierfl.program.sites import Model
 
 NEW = {**BINARY, **SIMULATED}

@@ -1,7 +1,5 @@
 """The command line as a whole: its commands, its version, and how soon it answers."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

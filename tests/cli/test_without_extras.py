@@ -1,7 +1,5 @@
 """Every command and function without the extras: it runs, or says which command installs its extra."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

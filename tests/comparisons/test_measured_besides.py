@@ -10,7 +10,7 @@ import torch
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
-from hierfl import datasets
+from hierfl import ClientData, datasets
 from hierfl.cli import app
 from hierfl.comparisons import cells, federations, figures
 from hierfl.comparisons.compare import compare
@@ -18,7 +18,6 @@ from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.score_means import by_client, means
 from hierfl.comparisons.score_table import ScoreColumn, best, table_of
 from hierfl.comparisons.study_file import Study
-from hierfl.data.clients import ClientData
 from hierfl.diagnostics import client_gradients, coherence
 from hierfl.studies.drawn_clients import exact_posterior, least_squares, probes_of, served_weights
 from tests.comparisons.small import study

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 
+from hierfl import Fit
 from hierfl.comparisons import cells, tuning
 from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.measures import ScoreWatch, with_everyone
 from hierfl.comparisons.score_means import Score, means
 from hierfl.comparisons.study_file import Study
 from hierfl.core.trees import tree_leaves, tree_map
-from hierfl.runs.result import Fit
 from hierfl.studies.baseline_methods import baseline
 from tests.comparisons.small import study
 

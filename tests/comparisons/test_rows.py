@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from hierfl import Fit
 from hierfl.comparisons import cells, federations, tuning
 from hierfl.comparisons.federations import Both, of_study
 from hierfl.comparisons.measures import everyones
 from hierfl.comparisons.study_data import Data
 from hierfl.core.trees import tree_leaves
-from hierfl.runs.result import Fit
 from hierfl.studies import image_splits as images
 from tests.comparisons.small import study
 

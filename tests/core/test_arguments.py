@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import hierfl
-from hierfl import diagnostics
+from hierfl import Prediction, diagnostics
 from hierfl.core.arguments import (
     expect_count,
     expect_integer,
@@ -21,7 +21,6 @@ from hierfl.core.arguments import (
     shown,
     spelled,
 )
-from hierfl.posterior.prediction import Prediction
 from hierfl.program.sites import Family
 from tests.programs import federation, fit, logistic, names_in_recipes
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, full_batch
 from hierfl.data.joint_normal import JointNormal
 from hierfl.engine.chunks import one_slot, over_clients, slots_of
 

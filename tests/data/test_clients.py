@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from hierfl.data.clients import ClientData
+from hierfl import ClientData
 
 
 def federation(sizes: Mapping[str, int] | None = None) -> ClientData:

@@ -4,15 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from hierfl.data.clients import ClientData
+from hierfl import ClientData, fill_missing, standardize
 from hierfl.data.preprocess import (
     FieldMoments,
     client_moments,
-    fill_missing,
     fit_scaling,
     merged,
     missing_features,
-    standardize,
 )
 
 N, K = 200, 7

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import ClientData
-from hierfl.data import partition
+from hierfl import ClientData, partition
 
 Y = [1.0, 2.0, 3.0]
 NO_NAMES: Any = [None, "a"]

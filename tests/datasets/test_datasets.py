@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from hierfl import datasets
-from hierfl.data.clients import ClientData
+from hierfl import ClientData, datasets
 from hierfl.datasets import files as data_files
 from hierfl.datasets import images, tables
 from hierfl.datasets.files import DataFile, load

@@ -1,18 +1,15 @@
 """Comparison with pooled NUTS: exact fits pass, planted errors are measured."""
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 
-from hierfl import guides
-from hierfl.data.batch import ClientBatch
+from hierfl import ClientBatch, ProgramError, guides
 from hierfl.diagnostics import AgainstNuts, against_nuts
 from hierfl.diagnostics.nuts import Reference
 from hierfl.methods import fedlaplace, fedsvi
-from hierfl.program.program import ProgramError
+from hierfl.optimizers import Adam
 from tests.methods.test_pvi import close
 from tests.posterior.test_corrected import planted
 from tests.programs import exact, federation, fit, means, slopes, three
@@ -64,15 +61,6 @@ def test_planted_errors_are_found_with_their_size() -> None:
     assert fixed.table["mean_off"].max() < 0.15
 
 
-def learned(batch: ClientBatch) -> None:
-    """A model whose scale is learned, not inferred."""
-    scale = pyro.param("scale", torch.tensor(1.0), constraint=dist.constraints.positive)
-    with batch.clients():
-        b = pyro.sample("b", dist.Normal(torch.zeros(batch.num_clients, 1), scale))
-        with batch.data():
-            pyro.sample("y", dist.Normal(b, 1.0), obs=batch.y)
-
-
 def own_param(batch: ClientBatch) -> None:
     with batch.clients():
         shift = pyro.param("shift", torch.zeros(batch.num_clients, 1))
@@ -83,15 +71,30 @@ def own_param(batch: ClientBatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:NUTS itself has not converged")
-def test_learned_params_are_held_at_their_fitted_values() -> None:
-    """Conjugate: b_k ~ Normal(0, s^2), y ~ Normal(b_k, 1), with s held fixed."""
+def test_learned_params_and_modules_are_held_at_their_fitted_values() -> None:
+    """Conjugate: b_k ~ Normal(0, s^2), y ~ Normal(b_k + m, 1), with s and m held fixed."""
+    module = torch.nn.Linear(1, 1)
+    torch.nn.init.constant_(module.bias, 3.0)
+
+    def learned(batch: ClientBatch) -> None:
+        scale = pyro.param("scale", torch.tensor(1.0), constraint=dist.constraints.positive)
+        m = pyro.module("net", module)(torch.zeros(1))
+        with batch.clients():
+            b = pyro.sample("b", dist.Normal(torch.zeros(batch.num_clients, 1), scale))
+            with batch.data():
+                pyro.sample("y", dist.Normal(b + m, 1.0), obs=batch.y)
+
     data = federation()
-    fitted = fit(fedsvi(learned, guides.conditional(newton_steps=0)), data, rounds=15)
-    scale = fitted.message["params"]["scale"].exp()
+    apart = torch.tensor([4.0, 6.0, 7.0, 9.0]).repeat_interleave(data.counts)
+    data = data.with_fields(y=data.fields["y"] + apart)
+    fitted = fit(fedsvi(learned, guides.mean_field, optimizer=Adam(0.1)), data, rounds=60)
+    params = fitted.message["params"]
+    bias = next(value for name, value in params.items() if "bias" in name)
+    assert abs(float(bias) - 3.0) > 1.0
     found = against_nuts(fitted, draws=150, warmup=80, chains=1)
-    precision = data.counts + scale**-2
-    mean = torch.stack([y.sum() for y in data.fields["y"].split(data.counts.tolist())]) / precision
-    close(found.reference.own["b"].mean(0), mean, 0.15)
+    precision = data.counts + params["scale"].exp() ** -2
+    rows = (data.fields["y"] - bias).split(data.counts.tolist())
+    close(found.reference.own["b"].mean(0), torch.stack([y.sum() for y in rows]) / precision, 0.15)
     assert not pyro.get_param_store().keys()
 
 

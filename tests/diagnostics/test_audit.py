@@ -1,7 +1,5 @@
 """The audit: every tensor that crosses is listed, and what is said to depend on the rows does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models compared by client and by row: the evidence in closed form, ArviZ's tables, fits without rows."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from functools import cache
@@ -17,14 +15,11 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import compare_models
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, Fit, compare_models
 from hierfl.diagnostics import Compared, log_evidence, loo
 from hierfl.diagnostics.evidence import kept_densities, precise
 from hierfl.nodes import in_process
 from hierfl.posterior.arviz_io import DATA_TREE, arviz_of
-from hierfl.runs.result import Fit
 from tests.programs import (
     NOISE,
     PRIOR_LOC,

@@ -1,26 +1,20 @@
 """Convergence of made-up histories, planted guides, and methods of every kind."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 import numpy as np
-import pyro
-import pyro.distributions as dist
 import pytest
 import torch
 
 import hierfl
-from hierfl import guides, methods
-from hierfl.data.batch import ClientBatch
+from hierfl import Fit, guides, methods
 from hierfl.diagnostics import convergence
 from hierfl.diagnostics.trend import trend
 from hierfl.methods import fedlaplace, fedsvi
 from hierfl.models import network
 from hierfl.models.likelihood import normal
-from hierfl.runs.result import Fit
 from tests.posterior.test_corrected import planted
 from tests.programs import alone, federation, fit, learned, logistic, means, slopes, three
 
@@ -139,28 +133,6 @@ def test_a_long_run_has_converged_and_a_short_one_has_not() -> None:
     short = convergence(fit(slow, federation(), rounds=40, engine="pooled"))
     assert not short.converged and short.verdict.startswith("Not good")
     assert short.gradient["ratio"].max() > 10.0 and not short.gradient["still"].all()
-
-
-@pytest.mark.slow
-def test_a_level_elbo_does_not_pass_a_guide_that_is_too_narrow() -> None:
-    """After 100 rounds the ELBO is level, and the sds are half of the posterior's."""
-    g = torch.Generator().manual_seed(0)
-    effect = 0.5 + 0.5 * torch.randn(8, generator=g)
-    counts = torch.poisson(effect.exp().repeat_interleave(6), generator=g)
-    data = hierfl.ClientData.from_arrays(torch.arange(8).repeat_interleave(6), y=counts)
-
-    def visits(batch: ClientBatch) -> None:
-        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
-        tau = pyro.sample("tau", dist.HalfNormal(1.0))
-        with batch.clients():
-            b = pyro.sample("b", dist.Normal(mu, tau))
-            with batch.data():
-                pyro.sample("y", dist.Poisson(b.exp()), obs=batch.y)
-
-    fitted = fit(fedsvi(visits, guides.conditional), data, rounds=100, engine="pooled")
-    found = convergence(fitted, proposals=400)
-    assert abs(found.rise) < 1.0, "by the trend alone it has leveled off"
-    assert not found.converged and found.sites.loc["tau", "ratio_max"] < 0.7
 
 
 def test_without_global_sites_every_client_is_weighted_alone() -> None:

@@ -1,7 +1,5 @@
 """Draws of a mixture whose components have no order are said to be of one order, and no others are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 
@@ -12,8 +10,7 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData
 from hierfl.diagnostics.checks import checks_of_fit
 from hierfl.diagnostics.exchangeable import exchangeable
 from hierfl.diagnostics.verdict import evidence_of

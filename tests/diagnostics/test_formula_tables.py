@@ -1,7 +1,5 @@
 """The summary of a formula prints in brms's order; its frame is that of any summary."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import hierfl

@@ -1,7 +1,5 @@
 """Draws of clients' own sites are judged given the global ones, and named where they are off."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

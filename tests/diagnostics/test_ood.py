@@ -1,12 +1,10 @@
 """Predictive entropies of own and foreign rows, against written-out definitions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 
-from hierfl.data.clients import ClientData
+from hierfl import ClientData, Prediction
 from hierfl.diagnostics import (
     auroc,
     entropy_density,
@@ -17,7 +15,6 @@ from hierfl.diagnostics import (
 )
 from hierfl.guides import delta
 from hierfl.methods import fedsvi
-from hierfl.posterior.prediction import Prediction
 from tests.programs import federation, fit, logistic, regression
 from tests.runs.test_fit import kinds
 

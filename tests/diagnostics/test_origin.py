@@ -1,7 +1,5 @@
 """The population's intercept and the clients' own are at one origin, 0 of all predictors, as in lme4."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

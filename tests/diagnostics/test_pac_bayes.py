@@ -1,7 +1,5 @@
 """The PAC-Bayes bound over planted data sets, with each term left out in turn."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,13 +14,10 @@ from torch import Tensor
 from torch.distributions import transform_to
 
 import hierfl
-from hierfl import guides
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, Fit, guides
 from hierfl.diagnostics.pac_bayes import PacBayes, pac_bayes
 from hierfl.guides.global_sites import positive
 from hierfl.methods import fedlaplace, fedsvi
-from hierfl.runs.result import Fit
 from tests.programs import federation, fit, logistic, means, three
 
 DELTA, SETS, ROWS, SIZE = 0.1, 300, 40, 20

@@ -3,8 +3,6 @@
 PRIOR's coherence and loss deviations, FedMAP's effective clients, FedVI's generalization gaps.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -13,7 +11,7 @@ import pytest
 import torch
 
 import hierfl
-from hierfl.data.clients import ClientData
+from hierfl import ClientData, Prediction, predict_from_prior
 from hierfl.diagnostics import (
     client_gradients,
     coherence,
@@ -26,8 +24,6 @@ from hierfl.guides import delta
 from hierfl.methods import fedavg, fedmap, fedsvi, pfedme
 from hierfl.models import bayesian_network, learned_prior_network, network
 from hierfl.models.likelihood import normal
-from hierfl.posterior.new_clients import predict_from_prior
-from hierfl.posterior.prediction import Prediction
 from tests.programs import federation, fit, logistic, regression
 
 

@@ -1,7 +1,5 @@
 """Simulation-based calibration: an exact guide passes, one that is too narrow fails."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -14,16 +12,13 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 import hierfl
-from hierfl import guides
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, ProgramError, full_batch, guides, read
 from hierfl.diagnostics import Sbc, ecdf_band, sbc
 from hierfl.diagnostics.sbc import _fitted
 from hierfl.diagnostics.simulated_data import drawn, with_labels
 from hierfl.optimizers import SGD, Adam
 from hierfl.plots import rank_ecdf
-from hierfl.program.program import ProgramError, stacked
-from hierfl.program.read import read
+from hierfl.program.program import stacked
 from tests.program.test_refusals import gamma_guide, gamma_model
 from tests.programs import federation, learned, logistic, means
 

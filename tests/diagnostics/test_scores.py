@@ -1,7 +1,5 @@
 """Scores, calibration and fairness, against closed forms and against what chance alone gives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 
@@ -11,8 +9,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from hierfl import diagnostics
-from hierfl.data.clients import ClientData
+from hierfl import ClientData, Fit, Prediction, diagnostics
 from hierfl.diagnostics import (
     across_clients,
     calibration_error,
@@ -23,8 +20,6 @@ from hierfl.diagnostics import (
     interval_coverage,
 )
 from hierfl.methods import fedsvi
-from hierfl.posterior.prediction import Prediction
-from hierfl.runs.result import Fit
 from tests.programs import federation, fit, logistic, regression
 from tests.runs.test_fit import kinds
 

@@ -1,7 +1,5 @@
 """Power scaling beside closed forms: priors and clients that count more, and clients left out."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -14,10 +12,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import hierfl
-from hierfl import diagnostics, plots
+from hierfl import Fit, diagnostics, plots
 from hierfl.diagnostics.sensitivity import ALPHAS, PRIOR, Sensitivity
 from hierfl.nodes import in_process
-from hierfl.runs.result import Fit
 from tests.programs import NOISE, PRIOR_LOC, PRIOR_TRIL, SPREAD_TRIL, federation, fit, slopes
 from tests.summaries import programs
 from tests.summaries.programs import people

@@ -1,7 +1,5 @@
 """The summary: the statistics of the draws, shrinkage in closed form, one verdict."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Formulas on small made-up frames, with draws of their priors in place of a posterior: no fit is run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -13,14 +11,12 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl.data.batch import full_batch
+from hierfl import Program, full_batch, read
 from hierfl.diagnostics.simulated_data import drawn as simulated
 from hierfl.effects.drawn import CoefficientDraws
 from hierfl.guides import delta
 from hierfl.models import families
 from hierfl.posterior.draws import local_plates
-from hierfl.program.program import Program
-from hierfl.program.read import read
 
 CLIENTS = ("north", "south", "east", "west")
 REGIONS = {"north": "cold", "south": "warm", "east": "cold", "west": "warm"}

@@ -4,8 +4,6 @@ Its numbers are of `statsmodels.formula.api.logit("died ~ age * sex + arm")` (st
 The coefficients here are the estimates, without spread.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Comparisons and average predictions are those that are computed by hand from the draws."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Conditional effects are closed forms of the draws, at typical values; what is wrong is refused by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Table 1, beside pandas on all rows together."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Draws of missing covariates have the density that the program itself has on a grid; averages rest on them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -12,15 +10,13 @@ import pytest
 import torch
 from scipy import stats
 
+from hierfl import Formula, proportional_hazards, simulate
 from hierfl.effects.comparisons import comparisons, predictions
 from hierfl.effects.drawn import CoefficientDraws
 from hierfl.effects.estimates import Estimates
 from hierfl.effects.imputed import imputed
 from hierfl.effects.profile import profile
-from hierfl.effects.proportional_hazards import proportional_hazards
 from hierfl.effects.variance import r2
-from hierfl.formulas.formula import Formula
-from hierfl.runs.planning import simulate
 from tests.effects.made import repeated
 from tests.formulas.small import refused
 from tests.formulas.test_imputed import (

@@ -1,7 +1,5 @@
 """Kaplan-Meier curves and log-rank tests, beside scipy and the published numbers of the lung data."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Columns of any name, in backquotes, in every answer of a formula: the answers are those of plain names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a `Fit` of a formula answers, and what it refuses of other models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The predictor of rows is that of the program, for every term and family; new groups have the right moments."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

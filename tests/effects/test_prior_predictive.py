@@ -1,7 +1,5 @@
 """The prior predictive distribution has the moments of the prior, before any fit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyro
 import pyro.distributions as dist
@@ -9,7 +7,7 @@ import pytest
 import torch
 
 import hierfl
-from hierfl.effects.prior_predictive import prior_predictive
+from hierfl import prior_predictive
 from tests.effects.made import frame
 from tests.programs import federation, means
 

@@ -1,7 +1,5 @@
 """Profiles: effects and ranks of known deviations, ratios by hand, limits against scipy and by simulation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import matplotlib

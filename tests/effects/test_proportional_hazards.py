@@ -1,7 +1,5 @@
 """Do effects on the hazard change with time? Beside a refit of Cox's likelihood with x g(t), and lifelines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Survival curves are the closed forms of their families, by client, for a new one and for the average one."""
 
-from __future__ import annotations
-
 import matplotlib
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """R2 and ICC are closed forms of the draws, and recover known values of simulated data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

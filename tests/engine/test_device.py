@@ -15,14 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 import hierfl
-from hierfl import guides, models
+from hierfl import Clock, Method, full_batch, guides, models
 from hierfl.core.process import device_of, on
 from hierfl.core.trees import Tree, tree_leaves, tree_map
-from hierfl.data.batch import full_batch
 from hierfl.engine.chunks import local_step, one_slot, over_clients, slots_of
 from hierfl.engine.federation import federate
 from hierfl.engine.minibatches import steps
-from hierfl.method import Clock, Method
 from tests.methods.cases import HARD, METHODS, one_of_each
 from tests.programs import FAMILIES, federation, fit, regression
 

@@ -15,15 +15,13 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 import hierfl
-from hierfl import guides
+from hierfl import ClientBatch, Fit, full_batch, guides
 from hierfl.core import noise
 from hierfl.core.trees import named_leaves
-from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import adapt
 from hierfl.optimizers import SGD
 from hierfl.program.program import stacked
-from hierfl.runs.result import Fit
 from tests.methods.cases import HARD, METHODS, QUICK, cohort, one_of_each
 from tests.programs import FAMILIES, federation, fit, read, regression
 from tests.sampled import sampled

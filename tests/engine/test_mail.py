@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import hierfl
+from hierfl import Client, Clock, Method, Program, Server, Share
 from hierfl.core.trees import Tree
 from hierfl.engine import client_store
 from hierfl.guides.delta import delta
-from hierfl.method import Client, Clock, Each, Method, Server, Share, Up
-from hierfl.program.program import Program
+from hierfl.method import Each, Up
 from tests.methods.test_one_of_k import center, numbers
 from tests.programs import fit
 

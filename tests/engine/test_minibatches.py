@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from hierfl import ClientData, Phase
 from hierfl.core import noise
-from hierfl.data.clients import ClientData
 from hierfl.engine.minibatches import batch_of, steps
-from hierfl.method import Phase
 from tests.programs import federation, row_plan
 
 COUNTS = (10, 3, 7, 1)

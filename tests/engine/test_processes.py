@@ -15,13 +15,13 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 import hierfl
+from hierfl import Share
 from hierfl.core.trees import tree_leaves
 from hierfl.engine import processes
 from hierfl.engine.compiled import Graphs
 from hierfl.engine.federation import federate
 from hierfl.engine.processes import WorkerDied, crew, receive, send
 from hierfl.engine.rounds import begin, rounds
-from hierfl.method import Share
 
 
 def pids(item: int) -> tuple[int, int, int]:

@@ -5,9 +5,8 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from hierfl.data.batch import ClientBatch
+from hierfl import ClientBatch, Phase
 from hierfl.engine.minibatches import batch_of, steps
-from hierfl.method import Phase
 from tests.programs import federation, row_plan
 
 COUNTS = (10, 3, 7, 1, 2)

@@ -10,10 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hierfl
-from hierfl import guides
+from hierfl import ClientData, guides
 from hierfl.core.trees import tree_leaves
 from hierfl.data.batch import cut_ragged
-from hierfl.data.clients import ClientData
 from hierfl.diagnostics.nuts import check_padded
 from hierfl.engine.federation import Federation, federate
 from hierfl.engine.rounds import Progress, begin, one_round

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 from flwr import app as flwr
 
-from hierfl import methods
-from hierfl.data.clients import ClientData
-from hierfl.engine.federation import Settings
+from hierfl import ClientData, Settings, methods
 from hierfl.flower import Apps, apps
 from hierfl.flower.payloads import PAYLOAD, RECORD, WRONG
 from hierfl.nodes.fit_over_nodes import FitOverNodes

@@ -13,12 +13,11 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app.error import Error
 from scipy.stats import kstest
 
-from hierfl import methods
+from hierfl import Method, Share, methods
 from hierfl.core.trees import named_leaves
 from hierfl.engine.exact_sums import parts_of, size_of, sums_of
 from hierfl.flower import apps
 from hierfl.flower.secure import masked
-from hierfl.method import Method, Share
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import Refused, from_bytes, to_bytes
 from hierfl.nodes.run import TooFewNodes

@@ -9,9 +9,9 @@ from formulae import design_matrices
 from scipy.special import expit
 
 import hierfl
+from hierfl import Formula
 from hierfl.effects.conditional_effects import effects as conditional_effects
 from hierfl.formulas.columns import by_client, prepared
-from hierfl.formulas.formula import Formula
 from tests.effects.made import drawn
 from tests.formulas.frames import patients
 from tests.formulas.test_program import traced, value

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyro.distributions as dist
 import pytest
 import torch
 
@@ -87,19 +86,6 @@ def test_frames_are_handed_in_where_a_fit_was_saved_without_rows(tmp_path: Path)
         hierfl.load(tmp_path, data=frame.assign(age=frame["age"] + 1.0))
     with pytest.raises(TypeError, match="frames is a list"):
         hierfl.load(tmp_path, data=[frame])
-
-
-def test_the_user_s_priors_are_saved_too(tmp_path: Path) -> None:
-    frame = patients(rows=12)
-    priors = {"age": dist.Normal(0.0, 0.1), "sd": dist.HalfNormal(0.5)}
-    made = hierfl.formula("y ~ age + (1 | site) + (1 | region)", clients="site", priors=priors).on(
-        frame
-    )
-    fit = hierfl.fit(methods.fedsvi(made, guides.structured), made.data(frame), rounds=1)
-    fit.save(tmp_path, with_data=True)
-    model = hierfl.load(tmp_path).method.model
-    assert isinstance(model, hierfl.Formula)
-    assert "dist.Normal(0.0, 0.1)" in model.program() and "dist.HalfNormal(0.5)" in model.program()
 
 
 def test_rows_that_miss_a_value_are_dropped_where_that_is_said() -> None:

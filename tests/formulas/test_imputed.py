@@ -11,7 +11,7 @@ import torch
 from pyro import poutine
 
 import hierfl
-from hierfl.formulas.formula import Formula
+from hierfl import Formula
 from hierfl.nodes.agreed_schema import agreed_over, answer_schema
 from tests.formulas.frames import patients
 from tests.formulas.small import refused

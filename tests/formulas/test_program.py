@@ -12,7 +12,7 @@ from pyro import poutine
 from scipy.stats import multivariate_normal
 
 import hierfl
-from hierfl.formulas.formula import Formula
+from hierfl import Formula
 from tests.formulas.frames import SITES, patients
 
 MIXED = (

@@ -83,14 +83,17 @@ def test_words_are_the_densities_of_stan(text: str) -> None:
     np.testing.assert_allclose(prior.log_prob(torch.tensor(at)), wanted.logpdf(at), rtol=1e-5)
 
 
-def test_words_run_in_the_program_and_in_a_saved_record(tmp_path: Any) -> None:
-    formula = made(priors={"cor": "lkj(2)", "sd": "student_t(3, 0, 1)"}).on(frame())
+def test_priors_run_in_the_program_and_in_a_saved_record(tmp_path: Any) -> None:
+    own = {"cor": "lkj(2)", "sd": "student_t(3, 0, 1)", "age": dist.Normal(0.0, 0.1)}
+    formula = made(priors=own).on(frame())
+    assert "dist.Normal(0.0, 0.1)" in formula.program()
     assert "dist.LKJCholesky(2, 2.0)" in formula.program()
     text = "dist.FoldedDistribution(dist.StudentT(3.0, 0.0, 1.0)).expand([2]).to_event(1)"
     assert f"pyro.sample('sd_site_centered', {text})" in formula.program()
     found = fit(methods.fedsvi(formula), formula.data(frame()), rounds=1)
     found.save(tmp_path)
-    assert hierfl.load(tmp_path).method.model.priors == formula.priors  # type: ignore[attr-defined]
+    model: Any = hierfl.load(tmp_path).method.model
+    assert model.program() == formula.program()
 
 
 class _OfPreliz:
@@ -182,12 +185,3 @@ def test_an_update_keeps_family_priors_and_agreed_columns() -> None:
     fewer = ready.update("~ . - age")
     assert (fewer.family.name, fewer.priors) == ("bernoulli", ready.priors)
     assert fewer.on(frame()).agreed.columns["arm"].levels == ("c", "b", "a")
-
-
-def test_an_updated_formula_is_fitted() -> None:
-    rows = frame()
-    found = hierfl.fit(hierfl.formula("y ~ age", clients="site"), rows)
-    model: Any = found.method.model
-    more = hierfl.fit(model.update("~ . + sex"), rows)
-    again = hierfl.fit(hierfl.formula("y ~ age + sex", clients="site"), rows)
-    assert torch.equal(more.draws(20).shared["sex"], again.draws(20).shared["sex"])

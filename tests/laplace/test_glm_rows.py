@@ -10,9 +10,7 @@ from torch import Tensor
 from torch.func import grad
 
 import hierfl
-from hierfl import datasets, guides
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, datasets, full_batch, guides
 from hierfl.laplace.glm_rows import Linear, seen_linear
 from hierfl.laplace.links import softplus, times
 from hierfl.laplace.marginal import Marginal

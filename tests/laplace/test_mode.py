@@ -9,12 +9,9 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl import guides
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, Program, full_batch, guides
 from hierfl.laplace.mode import climb, curvature, mode_and_precision, newton_step
 from hierfl.program.handlers import Substitute
-from hierfl.program.program import Program
 from tests.programs import at_random, federation, fit, logistic, read
 from tests.sampled import sampled
 

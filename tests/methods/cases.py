@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import pyro.distributions as dist
 import torch
 
-from hierfl import methods, models
-from hierfl.method import Method
+from hierfl import Method, methods, models
 from hierfl.models.learned_priors import InputConvex, LearnedNormal
 from hierfl.optimizers import SGD, Adam
 from hierfl.program.sites import recipe_of

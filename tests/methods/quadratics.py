@@ -10,9 +10,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
-from hierfl.runs.result import Fit
+from hierfl import ClientBatch, ClientData, Fit
 
 H = torch.tensor(
     [[[1.0, 0.0], [0.0, 2.0]], [[2.0, 0.5], [0.5, 1.0]], [[0.5, 0.0], [0.0, 3.0]]],

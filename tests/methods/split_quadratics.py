@@ -8,7 +8,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from hierfl.data.batch import ClientBatch
+from hierfl import ClientBatch
 from tests.methods import quadratics
 from tests.methods.quadratics import B
 

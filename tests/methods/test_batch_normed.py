@@ -10,15 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import hierfl
-from hierfl import guides, methods, models
+from hierfl import ClientData, Method, ProgramError, guides, methods, models
 from hierfl.core.trees import named_leaves
-from hierfl.data.clients import ClientData
 from hierfl.engine.federation import federate
-from hierfl.method import Method
 from hierfl.methods import batch_normed, fedavg
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD, Adam
-from hierfl.program.program import ProgramError
 from tests.methods import cases
 from tests.methods.cases import CASES
 from tests.methods.test_messages import exchange
@@ -210,20 +207,23 @@ def test_without_batch_norm_it_is_the_method_bit_for_bit(make: Any) -> None:
 
 
 @pytest.mark.usefixtures("normed")
-@pytest.mark.parametrize("name", ["fine_tuned mh", "per_fedavg first", "apfl", "fedbabu", "pfedhn"])
+@pytest.mark.parametrize(
+    "name", ["fine_tuned mh", "per_fedavg first", "apfl", "fedbabu", "pfedhn", "pfedbayes"]
+)
 def test_statistics_are_at_the_weights_that_each_client_predicts_by(name: str) -> None:
+    """Also of clients in no cohort, of new ones, and at the mean of a posterior."""
     data, new = federation((7, 4, 9)), federation((5, 8), seed=5)
-    fitted = fit(batch_normed(CASES[name].make()), data, rounds=2, cohort=2)
-    for held, rows in ((fitted, data), (fitted.personalize(new, rounds=1), new)):
+    fitted = fit(batch_normed(CASES[name].make()), data, rounds=2, cohort=1)
+    later = [fitted.personalize(new, rounds=rounds) for rounds in (0, 1)]
+    for held, rows in ((fitted, data), *((joined, new) for joined in later)):
         found = statistics(held)["statistics.1.mean"]
         for k, client in enumerate(rows.names):
             served = held.federation.client.params(held.message, _of(held.progress.table, k))
-            first, end = ("w.0", ".at") if "w.0.weight.at" in served else ("theta.0", "")
-            weight = served[f"{first}.weight{end}"].reshape(3, 2)
-            own = (
-                rows.select([client]).fields["x"] @ weight.T
-                + served[f"{first}.bias{end}"].flatten()
+            kind = next(
+                k for k in ("w.0.{}.loc", "w.0.{}.at", "theta.0.{}") if k.format("bias") in served
             )
+            weight, bias = served[kind.format("weight")].reshape(3, 2), served[kind.format("bias")]
+            own = rows.select([client]).fields["x"] @ weight.T + bias.flatten()
             assert torch.allclose(found[k], own.mean(0), atol=1e-10)
 
 
@@ -238,17 +238,6 @@ def test_each_component_of_a_mixture_has_statistics_of_its_own() -> None:
         assert torch.allclose(found[f"{m}.statistics.1.mean"][2], own.mean(0), atol=1e-10)
         assert torch.allclose(found[f"{m}.statistics.1.var"][2], own.var(0, correction=0))
     assert not torch.allclose(found["0.statistics.1.mean"], found["1.statistics.1.mean"])
-
-
-def test_under_a_posterior_statistics_are_at_its_mean() -> None:
-    data = clients((6,))
-    fitted = fit(batch_normed(fedsvi(mlp())), data, rounds=2)
-    params = fitted.federation.client.params(fitted.message, _of(fitted.progress.table, 1))
-    loc = params["w.0.weight.loc"][0, 0]
-    own = data.select([data.names[1]]).fields["x"] @ loc.T
-    found = statistics(fitted)
-    assert torch.allclose(found["statistics.1.mean"][1], own.mean(0), atol=1e-10)
-    assert torch.allclose(found["statistics.1.var"][1], own.var(0, correction=0), atol=1e-10)
 
 
 def _of(table: Any, k: int) -> Any:
@@ -299,20 +288,6 @@ def test_scores_of_rows_held_out_use_the_statistics_of_that_round() -> None:
         alone = fit(method, data, rounds=rounds).predict(held, draws=1).log_score
         assert alone is not None
         assert logged[rounds - 1] == pytest.approx(float(alone.mean()), abs=1e-12)
-
-
-def test_clients_in_no_cohort_and_new_ones_have_statistics_of_their_own() -> None:
-    data, new = federation((5, 3, 9)), federation((6, 4), seed=8)
-    fitted = fit(batch_normed(fedavg(regression(), steps=2)), data, rounds=1, cohort=1)
-    for rounds in (0, 2):
-        joined = fitted.personalize(new, rounds=rounds)
-        for k, name in enumerate(new.names):
-            wanted = by_numpy(fitted.message, new.select([name]).fields["x"])
-            for part, value in statistics(joined).items():
-                np.testing.assert_allclose(value[k].numpy(), wanted[part], atol=1e-10)
-    found = statistics(fitted)["statistics.0.mean"]
-    for k, name in enumerate(data.names):
-        assert torch.allclose(found[k], data.select([name]).fields["x"].mean(0), atol=1e-12)
 
 
 @pytest.mark.parametrize(

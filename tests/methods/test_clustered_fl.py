@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hierfl.data.clients import ClientData
+from hierfl import ClientData
 from hierfl.methods import clustered_fl
 from hierfl.methods.clustered.clustered_fl import halved
 from hierfl.models import network

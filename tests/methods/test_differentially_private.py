@@ -11,10 +11,10 @@ from scipy import stats
 from torch import nn
 
 import hierfl
+from hierfl import Clock, Method
 from hierfl.core.secret_noise import new_key, secret_normals
 from hierfl.core.trees import as_vector
 from hierfl.engine.federation import federate
-from hierfl.method import Clock, Method
 from hierfl.methods import differentially_private, fedavg, pvi
 from hierfl.methods.wrappers.differentially_private import (
     _shortened,

@@ -16,16 +16,12 @@ import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-import hierfl
-from hierfl import guides
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
-from hierfl.optimizers import Adam
+from hierfl import ClientBatch, ClientData, Program, full_batch, guides
 from hierfl.program.handlers import Substitute
-from hierfl.program.program import Params, Program, stacked
+from hierfl.program.program import Params, stacked
 from hierfl.program.sites import Family, Model
 from hierfl.program.traces import Terms
-from tests.programs import Exact, exact, federation, fit, means, read, slopes, three
+from tests.programs import Exact, exact, federation, means, read, slopes, three
 
 CASES: dict[str, tuple[Model, Callable[[], ClientData]]] = {
     "means": (means, three),
@@ -147,17 +143,6 @@ def test_the_structured_guide_is_exact(case: str) -> None:
     assert torch.allclose(own_cov, truth.own_cov, atol=2e-3)
 
 
-def test_client_terms_of_e2() -> None:
-    program, params, batch, elbo, d = structured("means")
-    assert elbo == pytest.approx(-12.4900925468, abs=1e-6)
-    terms = [at_point(program, params, batch, eps) for eps in points(d)]
-    own = -torch.stack([t.nll + t.local_kl for t in terms]).mean(0)
-    assert own.tolist() == pytest.approx([-2.8309702, -2.2329677, -6.3626847], abs=1e-4)
-    assert -torch.stack([t.global_kl for t in terms]).mean().item() == pytest.approx(
-        -1.0634699, abs=1e-4
-    )
-
-
 def test_mean_field_on_e2_is_too_narrow_by_the_known_factor() -> None:
     program, params, batch, elbo, d = optimum("means", guides.mean_field)
     assert elbo == pytest.approx(-12.6928251, abs=1e-6)
@@ -210,25 +195,3 @@ def test_the_conditional_guides_local_distribution(case: str) -> None:
     mean = truth.own_loc + (truth.given_slope @ (g - truth.loc)[:, None])[..., 0]
     assert torch.allclose(own.loc[:, 0], mean, atol=1e-10)
     assert torch.allclose(own.covariance_matrix[:, 0], truth.given_cov, atol=1e-10)
-
-
-@pytest.mark.slow
-def test_a_federated_run_reaches_the_posterior() -> None:
-    """A noisy federated fit by Adam: means within a tenth of a posterior sd, sds within 6%."""
-    model, make = CASES["slopes"]
-    data, truth = make(), exact(make(), "slopes")
-    pace: dict[str, Any] = {"optimizer": Adam(0.1), "local_optimizer": Adam(0.1), "draws": 120}
-    fitted = fit(hierfl.methods.fedsvi(model, guides.structured, **pace), data, rounds=150)
-    own_params = stacked(fitted.program, fitted.progress.table.mean)
-    batch = full_batch(data, torch.arange(data.num_clients))
-    params = {**fitted.message["params"], **own_params}
-    found = moments(fitted.program, params, batch, 4, ("g", "b"))
-    sd, own_sd = truth.cov.diagonal().sqrt(), truth.own_cov.diagonal(dim1=-2, dim2=-1).sqrt()
-    assert ((found[0] - truth.loc) / sd).abs().max() < 0.1
-    assert ((found[2] - truth.own_loc) / own_sd).abs().max() < 0.1
-    assert (found[1].diagonal().sqrt() / sd - 1.0).abs().max() < 0.06
-    assert (found[3].diagonal(dim1=-2, dim2=-1).sqrt() / own_sd - 1.0).abs().max() < 0.06
-    draws = fitted.draws(20_000)
-    mean = draws.shared["g"].reshape(20_000, -1).mean(0)
-    assert torch.allclose(mean, found[0], atol=5 * float(sd.max()) / 20_000**0.5)
-    assert torch.allclose(draws.own["b"].reshape(20_000, -1, len(sd)).std(0), own_sd, rtol=0.05)

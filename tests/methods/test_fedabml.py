@@ -13,7 +13,7 @@ from hierfl.core.trees import tree_map
 from hierfl.engine.rounds import one_round
 from hierfl.methods import by_rows, fedabml
 from hierfl.optimizers import SGD
-from tests.methods.quadratics import ALL_ROWS, I2, ONE_STEP, START, B, H, P, at, clients, stationary
+from tests.methods.quadratics import I2, ONE_STEP, START, B, H, P, at, clients, stationary
 from tests.programs import federation, fit
 
 ROWS = torch.tensor([5.0, 3.0, 2.0], dtype=torch.float64)[:, None, None]
@@ -107,22 +107,6 @@ def test_a4_without_the_kl_theta_stays() -> None:
     start = fitted.program.start()[0]
     for name, value in fitted.message.items():
         assert torch.allclose(value, start[name], atol=1e-12, rtol=0.0)
-
-
-@pytest.mark.slow
-def test_under_a_fixed_prior_it_reaches_the_gaussian_posterior() -> None:
-    how: dict[str, Any] = {**ALL_ROWS, "optimizer": SGD(0.1), "global_optimizer": SGD(0.0)}
-    how |= {"kl_weight": 1.0, "steps": 100, "draws": 32}
-    method = fedabml(at(torch.zeros(2), personal=True), guides.mean_field(init_scale=0.5), **how)
-    loc, scale = (
-        own(fit(method, clients(), rounds=1))[f"w.{part}"][:, 0, 0] for part in ("loc", "scale")
-    )
-    precision = ROWS * H + I2
-    mean = torch.linalg.solve(precision, ROWS * H @ B[..., None])[..., 0]
-    assert torch.allclose(loc, mean, atol=0.05)
-    assert torch.allclose(
-        torch.nn.functional.softplus(scale), precision.diagonal(dim1=-2, dim2=-1) ** -0.5, rtol=0.08
-    )
 
 
 def test_rounds_do_not_depend_on_client_state() -> None:

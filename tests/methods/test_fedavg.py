@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hierfl.data.clients import ClientData
-from hierfl.method import Phase
+from hierfl import ClientData, Phase
 from hierfl.methods import fedavg, over_relaxed
 from hierfl.models import network
 from hierfl.models.likelihood import normal

@@ -7,7 +7,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from hierfl.data.clients import ClientData
+from hierfl import ClientData
 from hierfl.methods import fedem
 from hierfl.models.mixture import Mixed
 from hierfl.optimizers import SGD

@@ -5,22 +5,12 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from hierfl.data.batch import ClientBatch, full_batch
+from hierfl import ClientBatch, full_batch
 from hierfl.methods import fedep, pvi
 from hierfl.methods.posteriors.fedep import wide_points
 from hierfl.methods.posteriors.natural_factors import no_factor
 from tests.methods.test_pvi import MEAN, PRECISION, close, e1, gaussian, line
 from tests.programs import federation, fit, slopes
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("counts", [(5, 3, 7, 1), (1,) * 5])
-def test_damped_rounds_reach_the_pooled_posterior(counts: tuple[int, ...]) -> None:
-    data = federation(counts)
-    loc, precision = gaussian(fit(fedep(line, damping=0.5), data, rounds=25))
-    x, y = data.fields["x"], data.fields["y"]
-    close(precision, torch.eye(2) + x.T @ x, 1e-4)
-    close(loc, torch.linalg.solve(torch.eye(2) + x.T @ x, x.T @ y), 1e-4)
 
 
 @pytest.mark.slow

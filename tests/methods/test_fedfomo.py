@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from hierfl.data.batch import full_batch
-from hierfl.data.clients import ClientData
+from hierfl import ClientData, full_batch
 from hierfl.engine.federation import federate
 from hierfl.methods import fedfomo
 from hierfl.methods.personalized.fedfomo import FedFomoClientState, some_rows

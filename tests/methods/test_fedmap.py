@@ -13,10 +13,9 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 import hierfl
+from hierfl import ClientData, LogShare
 from hierfl.core.trees import tree_leaves
-from hierfl.data.clients import ClientData
 from hierfl.engine.aggregate import added, means_of, summed
-from hierfl.method import LogShare
 from hierfl.methods import fedmap
 from hierfl.models import learned_prior_network
 from hierfl.models.learned_priors import InputConvex, Isotropic, LearnedNormal, LearnedVariance

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl.data.batch import ClientBatch
-from hierfl.method import Phase
+from hierfl import ClientBatch, Phase
 from hierfl.methods import fedpa
 from hierfl.methods.posteriors.fedpa import product_gradient
 from hierfl.optimizers import SGD

@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from hierfl.data.clients import ClientData
+from hierfl import ClientData
 from hierfl.methods import fedavg, fedpac
 from hierfl.methods.personalized.fedpac import weights_of
 from hierfl.models import HeadedNetwork, network

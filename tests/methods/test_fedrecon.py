@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
+from hierfl import Clock
 from hierfl.core.trees import tree_map
 from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
-from hierfl.method import Clock
 from hierfl.methods import fedrecon, fedrep, server_optimized
 from hierfl.optimizers import SGD, Adam
 from tests.methods.quadratics import B, P

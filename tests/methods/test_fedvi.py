@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from torch.func import grad
 
 import hierfl
-from hierfl.data.batch import full_batch
-from hierfl.data.clients import ClientData
-from hierfl.method import Method, Phase
+from hierfl import ClientData, Method, Phase, full_batch
 from hierfl.methods import fedvi
 from hierfl.methods.fedvi import every_other, queried
 from hierfl.models import PersonalHeads

@@ -15,12 +15,11 @@ from torch import Tensor
 from torch.func import grad
 
 import hierfl
-from hierfl import guides
+from hierfl import Program, full_batch, guides
 from hierfl.core import noise
-from hierfl.data.batch import full_batch
 from hierfl.methods.fedvi import every_other
 from hierfl.optimizers import SGD
-from hierfl.program.program import Params, Program
+from hierfl.program.program import Params
 from tests.methods.test_fedvi import heads, method
 from tests.methods.test_pvi import close
 from tests.programs import Given, federation, fit

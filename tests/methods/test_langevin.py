@@ -7,11 +7,9 @@ import pyro.distributions as dist
 import pytest
 import torch
 
+from hierfl import ClientBatch, ClientData, ClientError
 from hierfl.core import noise
 from hierfl.core.trees import restored
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
-from hierfl.engine.chunks import ClientError
 from hierfl.methods import fald, qlsd
 from hierfl.methods.posteriors.langevin import rounded_at_random
 from tests.methods.test_pvi import close

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 import hierfl
+from hierfl import ClientData, Clock, Method, Share
 from hierfl.core.trees import named_leaves, tree_leaves
-from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
-from hierfl.method import Clock, Each, Method, Share
+from hierfl.method import Each
 from hierfl.methods.about import About, described, names
 from tests.methods.cases import CASES, CROSSES, Shapes, first_word
 from tests.programs import FAMILIES, federation

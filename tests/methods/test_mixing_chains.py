@@ -1,7 +1,5 @@
 """Chains in the program's own coordinates, and draws that later iterations are added to."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,11 +11,11 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl import ClientBatch, ClientData
+from hierfl import ClientBatch, ClientData, full_batch
 from hierfl.core.chains import Sampled, Whitening, sampled
 from hierfl.core.gaussians import LOG_2_PI
 from hierfl.core.process import OutOfTime, Watch, double_precision, watched
-from hierfl.data.batch import full_batch, in_double
+from hierfl.data.batch import in_double
 from hierfl.engine.federation import federate
 from hierfl.methods.stages.joint import Joint, PlainJoint, flat, standard_of
 from hierfl.methods.stages.mixing_chains import (

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData
 from hierfl.methods import fedhb_mixture, ifca
 from hierfl.optimizers import SGD
 from tests.programs import fit

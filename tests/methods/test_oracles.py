@@ -12,18 +12,14 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 import hierfl
-from hierfl import guides
+from hierfl import ClientBatch, ClientData, Method, Phase, ProgramError, guides
 from hierfl.core.trees import Tree
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
-from hierfl.method import Method, Phase
 from hierfl.methods import fedabml, pfedbred
 from hierfl.methods.parts.averaging import TwoLevels
 from hierfl.models import bregman
 from hierfl.models.bregman import BregmanPrior
 from hierfl.models.bregman_network import BregmanKernel, Means
 from hierfl.optimizers import SGD
-from hierfl.program.program import ProgramError
 from tests.methods.quadratics import ALL_ROWS, I2, START, at, clients, observed
 from tests.programs import fit
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl.data.batch import full_batch
+from hierfl import full_batch
 from hierfl.methods import per_fedavg
 from hierfl.methods.parts.averaging import parts
 from hierfl.methods.personalized.per_fedavg import _meta_gradient

@@ -9,10 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hierfl import models
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
-from hierfl.method import Method, Phase
+from hierfl import ClientBatch, ClientData, Method, Phase, models
 from hierfl.methods import over_relaxed, pfedbred
 from hierfl.models import bregman
 from hierfl.models.bregman import BregmanPrior

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from hierfl import Method
 from hierfl.core.trees import Tree
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import Progress, begin
-from hierfl.method import Method
 from hierfl.methods import fedavg, local_only, pfedhn
 from hierfl.methods.personalized.pfedhn import Mlp
 from hierfl.optimizers import SGD

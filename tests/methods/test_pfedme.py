@@ -1,4 +1,4 @@
-"""pFedMe and pFedBayes on quadratics: fixed points in closed form."""
+"""pFedMe, pFedBayes and Ditto on quadratics: fixed points in closed form."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hierfl.method import Method
-from hierfl.methods import over_relaxed, pfedbayes, pfedme
+from hierfl import Method, guides
+from hierfl.methods import ditto, fedabml, over_relaxed, pfedbayes, pfedme
 from hierfl.optimizers import SGD, Adam
 from tests.methods.quadratics import I2, START, UNIFORM, B, H, at, clients, stationary
 from tests.programs import fit
@@ -70,21 +70,42 @@ def test_one_round_by_hand() -> None:
     assert torch.allclose(fitted.draws(1).own["w"][0], torch.stack(own), atol=1e-13)
 
 
+def bayes(model: Any, how: dict[str, Any]) -> Method:
+    pace: dict[str, Any] = {"optimizer": Adam(0.02), "global_optimizer": Adam(0.0)}
+    return pfedbayes(model, kl_weight=1.0, **pace, **how, draws=64, inner_steps=1, steps=200)
+
+
+def abml(model: Any, how: dict[str, Any]) -> Method:
+    pace: dict[str, Any] = {"optimizer": SGD(0.1), "global_optimizer": SGD(0.0), "unit": "step"}
+    guide = guides.mean_field(init_scale=0.5)
+    return fedabml(model, guide, kl_weight=1.0, **pace, **how, draws=32, steps=100)
+
+
 @pytest.mark.slow
-def test_pfedbayes_reaches_the_gaussian_posterior_under_a_fixed_prior() -> None:
+@pytest.mark.parametrize("make", [bayes, abml])
+def test_posteriors_under_a_fixed_prior_are_the_gaussian_ones(make: Any) -> None:
     """With Normal rows and prior, zeta = 1 and eta = 0, q_k is Normal(m, s^2).
 
     m is the posterior mean, and s^-2 the diagonal of n H + I.
     """
     prior = torch.zeros(2)
-    how: dict[str, Any] = {"optimizer": Adam(0.02), "global_optimizer": Adam(0.0), "draws": 64}
-    how |= {"inner_steps": 1, "steps": 200, "batch_size": None}
-    fitted = fit(pfedbayes(at(prior, personal=True), kl_weight=1.0, **how), clients(), rounds=1)
+    fitted = fit(make(at(prior, personal=True), {"batch_size": None}), clients(), rounds=1)
     table = fitted.progress.table.params
     loc, scale = table["w.loc"][:, 0, 0], torch.nn.functional.softplus(table["w.scale"][:, 0, 0])
-    rows = torch.tensor([5.0, 3.0, 2.0])[:, None, None]
-    precision = rows * H + I2
-    mean = torch.linalg.solve(precision, rows * H @ B[..., None])[..., 0]
-    assert torch.allclose(loc, mean, atol=0.04)
+    precision = torch.tensor([5.0, 3.0, 2.0])[:, None, None] * H + I2
+    mean = torch.linalg.solve(precision, (precision - I2) @ B[..., None])[..., 0]
+    assert torch.allclose(loc, mean, atol=0.05)
     assert torch.allclose(scale, precision.diagonal(dim1=-2, dim2=-1) ** -0.5, rtol=0.08)
     assert torch.equal(fitted.message["theta"], prior)
+
+
+def test_dittos_personal_models_at_fedavgs_fixed_point() -> None:
+    lam, theta = 0.5, torch.tensor([0.479235, 0.617678])
+    method = ditto(
+        at(theta), prox=lam, optimizer=SGD(0.1), steps=5, personal_steps=250, batch_size=None
+    )
+    fitted = fit(method, clients(), rounds=1)
+    wanted = torch.linalg.solve(H + lam * I2, (H @ B[..., None])[..., 0] + lam * theta)
+    assert torch.allclose(fitted.progress.table.params["theta"], wanted, atol=1e-9)
+    published = [(0.826412, 0.123536), (0.201431, 1.472082), (-0.260382, 0.945383)]
+    assert torch.allclose(wanted, torch.tensor(published), atol=2e-6)

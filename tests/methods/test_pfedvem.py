@@ -8,10 +8,8 @@ import torch
 from scipy.optimize import minimize
 from torch.nn.functional import softplus
 
-from hierfl import methods, models
-from hierfl.data.clients import ClientData
+from hierfl import ClientData, Clock, methods, models
 from hierfl.engine.federation import federate
-from hierfl.method import Clock
 from hierfl.methods import fedhb, pfedvem
 from hierfl.methods.parts.averaging import OwnParams
 from hierfl.methods.personalized.hyper_priors import most_likely

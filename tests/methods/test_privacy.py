@@ -9,16 +9,14 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl import guides, methods
+from hierfl import ClientBatch, ClientData, Clock, Phase, full_batch, guides, methods
 from hierfl.core import noise
 from hierfl.core.trees import named_leaves
-from hierfl.data.batch import ClientBatch, full_batch, gather, keys_of
-from hierfl.data.clients import ClientData
+from hierfl.data.batch import gather, keys_of
 from hierfl.engine.chunks import client_round
 from hierfl.engine.federation import federate
 from hierfl.engine.minibatches import batch_of, steps
 from hierfl.engine.rounds import begin
-from hierfl.method import Clock, Phase
 from hierfl.methods.stages.state import WEIGHT
 from tests.methods.cases import CASES, CROSSES, METHODS
 from tests.methods.test_messages import exchange, names_of_local_things, shapes

@@ -1,19 +1,15 @@
 """FOLA and FedIvon, products of clients' independent Gaussians, against closed forms and FedAvg."""
 
-from typing import Any
-
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor
 
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, Fit
 from hierfl.methods import fedivon, fola
 from hierfl.methods.posteriors.fedivon import new_curvature
 from hierfl.optimizers import SGD
-from hierfl.runs.result import Fit
 from tests.methods.test_pvi import close
 from tests.programs import fit
 
@@ -94,40 +90,3 @@ def test_one_round_of_fola_by_hand() -> None:
     loc, precision = gaussian(fit(method, data, rounds=1))
     close(loc, start + sum(shifts) / sum(weights), 1e-10)
     close(precision, sum(precisions), 1e-8)
-
-
-@pytest.mark.slow
-def test_fola_s_precision_is_that_of_the_posterior() -> None:
-    """Where the model is right, squared gradients of 800 rows are near the Fisher information."""
-    g = torch.Generator().manual_seed(0)
-    parts = {}
-    for k in range(4):
-        x = torch.randn(200, 2, generator=g, dtype=torch.float64) * torch.tensor([1.0, 0.6])
-        noise = torch.randn(200, generator=g, dtype=torch.float64)
-        parts[f"c{k}"] = {"x": x, "y": x @ torch.tensor([2.0, -1.0], dtype=torch.float64) + noise}
-    data = ClientData.from_clients(parts)
-    method = fola(apart, optimizer=SGD(0.8), steps=20, batch_size=None, fisher_rows=1)
-    loc, precision = gaussian(fit(method, data, rounds=5))
-    x, y = data.fields["x"], data.fields["y"]
-    close(precision / ((x * x).sum(0) + 0.25), torch.ones(2), 0.2)
-    close((loc - torch.linalg.lstsq(x, y[:, None]).solution[:, 0]) * precision.sqrt(), [0, 0], 0.8)
-
-
-@pytest.mark.slow
-def test_the_product_keeps_what_one_client_knows() -> None:
-    """Planted: each unknown is seen by one client; an average of copies halves what it learned."""
-    x = torch.zeros(40, 2, dtype=torch.float64)
-    x[:20, 0], x[20:, 1] = 1.0, 1.0
-    y = x @ torch.tensor([2.0, -2.0], dtype=torch.float64)
-    data = ClientData.from_clients(
-        {"a": {"x": x[:20], "y": y[:20]}, "b": {"x": x[20:], "y": y[20:]}}
-    )
-    how: dict[str, Any] = {"optimizer": SGD(0.5), "steps": 20, "batch_size": None}
-    newton = fedivon(
-        apart, lr=0.3, betas=(0.9, 0.95), curvature_start=1.0, steps=100, batch_size=None, draws=4
-    )
-    product = fit(newton, data, rounds=1)
-    plain = fit(fola(apart, trust=0.0, product=False, **how), data, rounds=1)
-    truth = torch.tensor([2.0, -2.0])
-    assert (gaussian(product)[0] - truth).abs().max() < 0.3
-    assert (gaussian(plain)[0] - truth).abs().max() > 0.8

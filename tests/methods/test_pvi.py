@@ -15,12 +15,10 @@ import torch
 from torch import Tensor
 
 import hierfl
+from hierfl import ClientBatch, ClientData, Fit
 from hierfl.core import noise
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
 from hierfl.methods import bfi, fedep, fedlaplace, pvi
 from hierfl.methods.parts.robust_losses import score
-from hierfl.runs.result import Fit
 from tests.programs import exact, federation, fit, logistic, means, slopes, three
 from tests.sampled import sampled
 

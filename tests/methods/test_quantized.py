@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import hierfl
+from hierfl import ClientError, Method
 from hierfl.core.trees import named_leaves, tree_leaves
-from hierfl.engine.chunks import ClientError
-from hierfl.method import Method
 from hierfl.methods import ditto, fedavg, quantized
 from hierfl.models import network
 from hierfl.models.likelihood import normal

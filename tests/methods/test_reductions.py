@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl import guides, methods, models
+from hierfl import Method, guides, methods, models
 from hierfl.core.trees import named_leaves
-from hierfl.method import Method
 from hierfl.methods import by_rows, fedavg, local_only, pfedbred, pfedme
 from hierfl.models import bregman
 from hierfl.models.learned_priors import Isotropic, LearnedVariance

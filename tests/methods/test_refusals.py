@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from hierfl import guides, methods, models
-from hierfl.data.batch import ClientBatch
+from hierfl import ClientBatch, guides, methods, models
 from hierfl.guides.global_sites import low_rank_normal
 from hierfl.methods import by_rows, fedmap, fedrep, fedsvi, ifca, robust, scaffold
 from hierfl.models.learned_priors import Isotropic

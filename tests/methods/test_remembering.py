@@ -9,11 +9,12 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from torch import Tensor, nn
 
-from hierfl.data.clients import ClientData
+from hierfl import ClientData
 from hierfl.methods import knn_per, pfedgp
 from hierfl.models import GaussianProcessNetwork, MemoryNetwork
 from hierfl.models.gaussian_process_network import JITTER, conditioned
 from hierfl.optimizers import SGD
+from tests.methods.test_fedpac import net
 from tests.methods.test_pvi import close
 from tests.programs import fit
 
@@ -62,11 +63,6 @@ def labeled(seed: int = 0) -> ClientData:
         x = torch.randn(n, 2, generator=g)
         rows[f"c{k}"] = {"x": x, "y": ((x.sum(1) > 0) ^ bool(k % 2)).long()}
     return ClientData.from_clients(rows)
-
-
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 2))
 
 
 HOW: dict[str, Any] = {"optimizer": SGD(0.2), "steps": 4, "batch_size": 5}

@@ -9,12 +9,12 @@ from scipy import stats
 from torch import Tensor
 
 import hierfl
+from hierfl import Client, Method, Program, ProgramError, Share
 from hierfl.core.trees import Tree, tree_map
-from hierfl.method import Client, Method, Reports, Share, Up
+from hierfl.method import Reports, Up
 from hierfl.methods import averaging_some, fedavg, fedsvi, pfedme, robust
 from hierfl.methods.wrappers.robust import RULES, Rule, _checked, _mean
 from hierfl.optimizers import SGD
-from hierfl.program.program import Program, ProgramError
 from tests.methods.cases import THETA, shared, units
 from tests.programs import federation, fit, regression
 

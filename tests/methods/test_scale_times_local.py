@@ -3,11 +3,10 @@
 import numpy as np
 import pyro
 import pyro.distributions as dist
-import pytest
 import torch
 
 import hierfl
-from hierfl.data.batch import ClientBatch
+from hierfl import ClientBatch
 from hierfl.engine.federation import federate
 from hierfl.runs.ended import Fallback
 
@@ -48,17 +47,6 @@ def log_density(data: hierfl.ClientData, first: np.ndarray, second: np.ndarray) 
     return log
 
 
-def on_a_grid(data: hierfl.ClientData) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and sd of the logs of both slopes."""
-    log_a = np.linspace(-2.5, 2.5, 61)
-    first, second = np.meshgrid(log_a, log_a, indexing="ij")
-    log = log_density(data, first, second)
-    w = np.exp(log - log.max())
-    w /= w.sum()
-    mean = np.array([(w * v).sum() for v in (first, second)])
-    return mean, np.sqrt(np.array([(w * v**2).sum() for v in (first, second)]) - mean**2)
-
-
 def test_the_chains_density_is_summed_over_each_persons_scalar() -> None:
     data = responses()
     federation = federate(hierfl.methods.two_stage(slopes), data, seed=0)
@@ -71,15 +59,3 @@ def test_the_chains_density_is_summed_over_each_persons_scalar() -> None:
     for order, atol in ((7, 0.05), (31, 1e-5)):
         values = chains._joint(order).values(z, chains._starts.alone(z)).numpy()
         np.testing.assert_allclose(values - values[0], expected - expected[0], rtol=0, atol=atol)
-
-
-@pytest.mark.slow
-def test_slopes_are_those_of_a_grid() -> None:
-    data = responses()
-    fit = hierfl.fit(slopes, data, seed=0)
-    assert fit.progress.ended is not None and "scales a local one" in fit.progress.ended
-    assert fit.summary().trustworthy
-    mean, sd = on_a_grid(data)
-    drawn = fit.draws(4000).shared["a"].log().numpy()
-    assert np.abs((drawn.mean(0) - mean) / sd).max() < 0.12
-    assert np.abs(drawn.std(0) / sd - 1.0).max() < 0.1

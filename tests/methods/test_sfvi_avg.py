@@ -9,7 +9,7 @@ from hierfl import guides
 from hierfl.guides.global_sites import diagonal_normal
 from hierfl.methods import fedsvi
 from hierfl.optimizers import Adam
-from tests.methods.test_pvi import MEAN, PRECISION, close, e1, gaussian, line
+from tests.methods.test_pvi import close
 from tests.programs import federation, fit, means, read, slopes, three
 
 LONG: dict[str, Any] = {"schedule": "constant", "average": 0.0, "global_steps": 1000, "draws": 16}
@@ -62,13 +62,3 @@ def test_natural_parameters_of_dense_gaussians_are_averaged() -> None:
     back = merge.merged(merge.sent(copies[0]))
     for name, value in merge.merged(merge.sent(back)).items():
         close(value, back[name], 1e-6)
-
-
-@pytest.mark.slow
-def test_fewer_rounds_reach_the_pooled_posterior() -> None:
-    """Natural parameters of a Gaussian model: the pooled posterior, in 12 rounds of 30 steps."""
-    how: dict[str, Any] = {"global_optimizer": Adam(0.02), "global_steps": 30, "draws": 2}
-    method = fedsvi(line, guides.structured, merge="natural", average=0.5, **how)
-    loc, precision = gaussian(fit(method, e1(), rounds=12))
-    close(loc, MEAN, 0.12)
-    close(precision / PRECISION, torch.ones(2, 2), 0.5)

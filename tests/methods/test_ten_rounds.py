@@ -11,14 +11,10 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl import guides
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, Clock, ProgramError, full_batch, guides
 from hierfl.engine.chunks import one_slot, slots_of
 from hierfl.laplace.marginal import Expansion, Marginal
-from hierfl.method import Clock
 from hierfl.methods import fedlaplace
-from hierfl.program.program import ProgramError
 from tests.methods.test_pvi import close, gaussian
 from tests.programs import alone, exact, federation, fit, logistic, means, regression, slopes, three
 from tests.sampled import sampled

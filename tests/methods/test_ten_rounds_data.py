@@ -64,19 +64,6 @@ def test_eight_schools_in_nine_rounds() -> None:
     assert k_hat < 0.7 and effective >= 400
 
 
-@pytest.mark.slow
-def test_the_global_sites_of_radon_in_twelve_rounds() -> None:
-    """A quarter of the points is used."""
-    fitted = fit(
-        fedlaplace(RADON.ways["conditional"].model, settle_draws=16, draws=1024, target_ess=500),
-        RADON.data(),
-        rounds=12,
-    )
-    errors, (k_hat, effective) = of_global_sites(fitted, truth_of(RADON)), weights(fitted)
-    assert errors.of("mean").max() < 0.06 and np.abs(errors.of("sd") - 1.0).max() < 0.06, errors
-    assert k_hat < 0.7 and effective >= 500
-
-
 CENTERED = replace(RADON, sampled=RADON.ways["conditional"].model)
 
 
@@ -95,10 +82,3 @@ def test_radon_converges_from_a_bad_start() -> None:
     method = fedlaplace(CENTERED.sampled, start=far(), **few)
     errors = of_global_sites(fit(method, CENTERED.data(), rounds=30), truth_of(CENTERED))
     assert errors.of("mean").max() < 0.1 and np.abs(errors.of("sd") - 1.0).max() < 0.1, errors
-
-
-@pytest.mark.slow
-def test_too_few_rounds_give_a_warning() -> None:
-    method = fedlaplace(CENTERED.sampled, start=far(), weighting_rounds=0)
-    with pytest.warns(UserWarning, match="the rounds ended while climbing"):
-        fit(method, CENTERED.data(), rounds=3)

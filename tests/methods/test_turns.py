@@ -8,12 +8,10 @@ import pytest
 import torch
 from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_all_functorch_interpreters
 
+from hierfl import ClientBatch, Clock, Method, read
 from hierfl.core.trees import tree_map
-from hierfl.data.batch import ClientBatch
 from hierfl.engine import chunks
 from hierfl.engine.federation import federate
-from hierfl.method import Clock, Method
-from hierfl.program.read import read
 from hierfl.program.sites import recipe_of
 from tests.methods.cases import METHODS, counted_options
 from tests.programs import federation

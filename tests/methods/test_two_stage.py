@@ -11,11 +11,7 @@ import pytest
 import torch
 
 import hierfl
-from hierfl.core.trees import named_leaves
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
-from hierfl.program.program import ProgramError
-from hierfl.runs.result import Fit
+from hierfl import ClientBatch, ClientData, Fit, ProgramError
 from tests.programs import exact, fit, learned, three
 from tests.programs import means as exact_means
 from tests.summaries import programs
@@ -76,13 +72,6 @@ def test_the_posterior_is_that_of_a_grid(name: str) -> None:
     for k, (mean, sd) in enumerate(levels):
         assert abs(own[:, k].mean() - mean) < 0.1 * sd, k
         assert 0.9 < own[:, k].std() / sd < 1.1, k
-
-
-def same(one: Fit, other: Fit) -> None:
-    left, right = named_leaves(one.progress.server), named_leaves(other.progress.server)
-    assert left.keys() == right.keys()
-    for name, value in left.items():
-        assert torch.equal(value.nan_to_num(), right[name].nan_to_num()), name
 
 
 SHORT: dict[str, Any] = {"draws": 200}

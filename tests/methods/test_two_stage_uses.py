@@ -13,17 +13,14 @@ import pytest
 import torch
 
 import hierfl
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, Clock, Fit
 from hierfl.diagnostics import loo
 from hierfl.engine.chunks import client_round
 from hierfl.engine.client_store import taken
-from hierfl.method import Clock, Reports
+from hierfl.method import Reports
 from hierfl.methods.stages.checks import warn_of
 from hierfl.program.sites import Model
-from hierfl.runs.result import Fit
-from tests.methods.test_two_stage import same
-from tests.programs import exact, federation, fit, slopes, three
+from tests.programs import exact, federation, fit, same, slopes, three
 from tests.programs import means as exact_means
 from tests.summaries import programs
 from tests.summaries.programs import people
@@ -225,35 +222,6 @@ def test_a_fitted_client_personalized_from_its_own_rows_has_the_same_posterior()
     known = exact(data, "slopes")
     sd = known.own_cov.diagonal(dim1=-2, dim2=-1).sqrt()
     assert ((other.mean(0).view_as(sd) - known.own_loc).abs() < 0.08 * sd).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["counts", "tails", "dispersed", "slopes_lkj"])
-def test_means_and_spreads_are_those_of_nuts(name: str) -> None:
-    """Poisson, Student t and negative binomial rows, and correlated slopes.
-
-    NUTS gets the non-centered form of the slopes: in the centered one it is 0.25 sd off after 3,000
-    draws.
-    """
-    model, data = getattr(programs, name), people((5, 4, 6, 3, 7, 5))
-    found = fit(two_stage(model, draws=4000), data)
-    model = getattr(programs, f"{name}_raw", model)
-    assert found.history["k_hat"].iloc[-1] < 0.7
-    drawn, known = (
-        found.draws(4000),
-        hierfl.diagnostics.nuts(model, data, draws=3000, warmup=500, seed=1),
-    )
-    for mine, theirs in ((drawn.shared, known.shared), (drawn.own, known.own)):
-        for site in mine.keys() & theirs.keys():
-            values = theirs[site]
-            sd = values.std(0)
-            moves = (
-                sd > 1e-9
-            )  # the first row of a triangular factor of a correlation matrix does not
-            away = ((mine[site].mean(0) - values.mean(0)).abs() / sd)[moves]
-            assert away.max() < 0.15, site
-            ratio = (mine[site].std(0) / sd)[moves]
-            assert ratio.min() > 0.85 and ratio.max() < 1.18, site
 
 
 def test_the_report_and_the_draws_say_how_they_were_made(tmp_path: Path) -> None:

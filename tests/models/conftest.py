@@ -2,7 +2,7 @@
 
 import pytest
 
-from hierfl.data.clients import ClientData
+from hierfl import ClientData
 from tests.models.scene import three_clients
 
 

@@ -8,11 +8,10 @@ from numpy.typing import NDArray
 from scipy.stats import halfnorm, norm
 from torch import Tensor
 
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, Program, full_batch
 from hierfl.engine.chunks import over_batch
 from hierfl.program.handlers import log_joint
-from hierfl.program.program import Params, Program
+from hierfl.program.program import Params
 
 Values = dict[str, Tensor]
 Arrays = dict[str, NDArray[Any]]

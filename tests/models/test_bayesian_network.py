@@ -13,11 +13,8 @@ from scipy.special import logsumexp
 from torch import nn
 from torch.func import functional_call
 
-from hierfl import guides, models
-from hierfl.data.clients import ClientData
+from hierfl import ClientData, Program, guides, models, read
 from hierfl.program.handlers import untouched_store
-from hierfl.program.program import Program
-from hierfl.program.read import read
 from tests.models import scene
 from tests.models.scene import (
     check_every_engine,

@@ -8,10 +8,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from hierfl import guides, models
-from hierfl.data.clients import ClientData
-from hierfl.program.program import ProgramError
-from hierfl.program.read import read
+from hierfl import ClientData, ProgramError, guides, models, read
 from tests.models.scene import (
     check_every_engine,
     densities,

@@ -6,11 +6,8 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor, nn
 
-from hierfl import guides, models
-from hierfl.data.clients import ClientData
+from hierfl import ClientData, ProgramError, guides, models, read
 from hierfl.models.likelihood import Likelihood, bernoulli, categorical, normal, poisson
-from hierfl.program.program import ProgramError
-from hierfl.program.read import read
 from tests.models.scene import (
     check_every_engine,
     densities,

@@ -10,9 +10,7 @@ from scipy.special import expit, logsumexp
 from scipy.stats import bernoulli, halfcauchy, poisson
 from scipy.stats import t as student
 
-from hierfl import guides, models
-from hierfl.data.clients import ClientData
-from hierfl.program.read import read
+from hierfl import ClientData, guides, models, read
 from tests.models.scene import (
     Arrays,
     check_every_engine,

@@ -1,17 +1,23 @@
 """Nodes and a server in one process: messages are bytes, as between machines."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hierfl.data.clients import ClientData
-from hierfl.method import Method
+from hierfl import ClientData, Method
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.client_state import Node
 from hierfl.nodes.messages import Answer, NodeFailed, read_typed
 from hierfl.nodes.node import answer, introduced, node
+from tests.programs import federation
+
+
+def rows(counts: Sequence[int] = (5, 3, 7, 2)) -> ClientData:
+    """Return the clients of `federation()` in the order of their names, as nodes are."""
+    data = federation(counts)
+    return data.select(sorted(data.names))
 
 
 @dataclass(frozen=True, eq=False)

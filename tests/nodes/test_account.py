@@ -11,10 +11,9 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import methods
+from hierfl import Clock, methods
 from hierfl.cli.officer_page import entries
 from hierfl.formulas.questions import Question
-from hierfl.method import Clock
 from hierfl.nodes.agreed_schema import answer_schema
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.client_state import Node
@@ -23,9 +22,9 @@ from hierfl.nodes.node import answer, introduce, node
 from hierfl.nodes.policy import Forbidden
 from hierfl.summaries.row_noise import RowNoise
 from tests.formulas.frames import patients
-from tests.nodes.one_process import lone
+from tests.nodes.one_process import lone, rows
 from tests.nodes.test_agreed_schema import made
-from tests.nodes.test_faults import plain, rows
+from tests.nodes.test_faults import plain
 from tests.programs import federation, regression
 
 

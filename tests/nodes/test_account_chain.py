@@ -23,9 +23,9 @@ from hierfl.nodes.messages import NodeFailed, Refused
 from hierfl.nodes.node import introduce
 from hierfl.nodes.policy import Forbidden
 from hierfl.nodes.stations import said
-from tests.nodes.one_process import lone
+from tests.nodes.one_process import lone, rows
 from tests.nodes.test_account import ask, noisy
-from tests.nodes.test_faults import plain, rows
+from tests.nodes.test_faults import plain
 
 
 def written(folder: Path, count: int = 3) -> Path:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from msgspec import inspect
 
+from hierfl import Schema
 from hierfl.core.typed_json import written
 from hierfl.formulas.columns import Column
 from hierfl.formulas.questions import Question
-from hierfl.formulas.schema import Grouping, Margin, Schema
+from hierfl.formulas.schema import Grouping, Margin
 from hierfl.formulas.transforms import Constants
 from hierfl.nodes import describing
 from hierfl.nodes.agreement import Agreement, Fields, Introduction

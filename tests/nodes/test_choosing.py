@@ -8,9 +8,8 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from hierfl import methods, models
-from hierfl.data.clients import ClientData
-from hierfl.engine.federation import Disclose, Settings
+from hierfl import ClientData, Settings, methods, models
+from hierfl.engine.federation import Disclose
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.choosing import FitCall, decided
 from hierfl.nodes.messages import Refused

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import methods, models
+from hierfl import Fit, methods, models
 from hierfl.core.trees import named_leaves
 from hierfl.engine.chunks import counted
 from hierfl.nodes.client_state import kept
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import Answer
 from hierfl.nodes.run import fit_nodes
-from hierfl.runs.result import Fit
 from tests.methods.cases import METHODS, cohort
 from tests.nodes.one_process import Machines, machines
 from tests.programs import federation, fit

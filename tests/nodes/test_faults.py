@@ -9,11 +9,8 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from hierfl import methods
+from hierfl import ClientBatch, ClientData, Fit, Share, methods
 from hierfl.core.trees import named_leaves, tree_leaves
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
-from hierfl.method import Share
 from hierfl.methods.stages import weighting
 from hierfl.methods.stages.checks import refused_message
 from hierfl.methods.stages.state import LEAST, Belief, is_definite
@@ -23,17 +20,12 @@ from hierfl.nodes.messages import Answer, Refused, from_bytes, to_bytes
 from hierfl.nodes.node import answer, node
 from hierfl.nodes.run import TooFewNodes, fit_nodes
 from hierfl.optimizers import SGD
-from hierfl.runs.result import Fit
 from tests.methods.cases import CASES
 from tests.methods.cases import shared as _shared
-from tests.nodes.one_process import Machines, machines
-from tests.programs import assert_close, federation, fit, regression
+from tests.nodes.one_process import Machines, machines, rows
+from tests.programs import assert_close, fit, regression
 
 Asked = Callable[[Mapping[str, bytes]], Iterable[Answer]]
-
-
-def rows() -> ClientData:
-    return federation((5, 3, 7, 2)).select(["east", "north", "south", "west"])
 
 
 def plain() -> Any:

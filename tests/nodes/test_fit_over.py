@@ -12,20 +12,15 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import methods
-from hierfl.data.clients import ClientData
+from hierfl import ClientData, methods
 from hierfl.nodes import FitOverNodes, InProcess, in_process, station, stations
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.envelope import read_answer, write_request
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import answer as node_answer
 from tests.formulas.frames import patients
+from tests.nodes.one_process import rows
 from tests.programs import assert_close, federation, fit, regression
-
-
-def rows() -> ClientData:
-    data = federation((5, 3, 7, 2))
-    return data.select(sorted(data.names))
 
 
 def same(over: FitOverNodes, here: Any) -> None:

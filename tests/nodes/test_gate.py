@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 
 import hierfl
+from hierfl import Schema
 from hierfl.cli.officer_page import entries
 from hierfl.data.consistency import RowsFault
 from hierfl.data.row_differences import codes_of_values
@@ -22,7 +23,7 @@ from hierfl.formulas.disclosure import coarse, isolated, singled_out, tells_of_f
 from hierfl.formulas.own_rows import check_design, check_together, kept_columns
 from hierfl.formulas.questions import Question
 from hierfl.formulas.read_rows import ReadRows
-from hierfl.formulas.schema import STATEFUL, Implausible, Schema, Stateful
+from hierfl.formulas.schema import STATEFUL, Implausible, Stateful
 from hierfl.formulas.time_answers import Observed, client_logrank
 from hierfl.models.families import named, piecewise_exponential
 from hierfl.models.families.names import FAMILIES

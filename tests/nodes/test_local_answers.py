@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from hierfl import methods
-from hierfl.method import Method
+from hierfl import Fit, Method, methods
 from hierfl.nodes import local_fit
 from hierfl.nodes.client_state import kept
 from hierfl.nodes.fit_over_nodes import FitOverNodes
@@ -18,11 +17,10 @@ from hierfl.nodes.messages import Refused, from_bytes, last_counted, to_bytes
 from hierfl.nodes.node import answer
 from hierfl.nodes.run import fit_nodes
 from hierfl.optimizers import SGD
-from hierfl.runs.result import Fit
 from tests.methods.cases import METHODS
 from tests.methods.cases import shared as _shared
 from tests.methods.test_batch_normed import regression as normed_network
-from tests.nodes.one_process import Machines, machines
+from tests.nodes.one_process import Machines, machines, rows
 from tests.nodes.test_choosing import counts
 from tests.nodes.test_every_method import EACH
 from tests.programs import assert_close, federation, fit, regression
@@ -37,11 +35,6 @@ OWN: dict[str, Any] = {
         methods.fedavg(normed_network(), optimizer=SGD(0.1), steps=3, batch_size=3)
     ),
 }
-
-
-def rows(counts: tuple[int, ...] = (5, 3, 7, 2)) -> Any:
-    data = federation(counts)
-    return data.select(sorted(data.names))
 
 
 def pair(method: Method, folder: Path, policy: str = ALL) -> tuple[FitOverNodes, Fit, Machines]:

@@ -13,8 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from hierfl import LogShare, Share
 from hierfl.core.trees import named_leaves, tree_map
-from hierfl.method import Each, LogShare, Share
+from hierfl.method import Each
 from hierfl.nodes.agreement import Introduction
 from hierfl.nodes.messages import (
     HEADER,

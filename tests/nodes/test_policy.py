@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hierfl import cli, methods
+from hierfl import Method, cli, methods
 from hierfl.cli.officer_page import entries
 from hierfl.core.trees import named_leaves
-from hierfl.method import Method
 from hierfl.nodes import log
 from hierfl.nodes.account import Ledger
 from hierfl.nodes.messages import Answer, NodeFailed, from_bytes
@@ -23,9 +22,9 @@ from hierfl.nodes.policy import Forbidden, Policy, policy_at
 from hierfl.nodes.run import fit_nodes
 from hierfl.nodes.same_process import in_process
 from hierfl.runs.preview import preview
-from tests.nodes.one_process import Machines, lone, machines
+from tests.nodes.one_process import Machines, lone, machines, rows
 from tests.nodes.test_every_method import EACH
-from tests.nodes.test_faults import plain, rows
+from tests.nodes.test_faults import plain
 from tests.programs import regression
 
 

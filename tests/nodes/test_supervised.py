@@ -23,7 +23,8 @@ from hierfl.nodes import Station, TooFewNodes, station
 from hierfl.nodes.envelope import read_answer, read_line
 from hierfl.nodes.messages import Refused
 from hierfl.runs.run_folder import held
-from tests.nodes.test_faults import plain, rows
+from tests.nodes.one_process import rows
+from tests.nodes.test_faults import plain
 from tests.nodes.transports import INTRODUCE, assert_same, frames, plain_stations
 from tests.nodes.ways import memory, vantage6
 from tests.sampled import sampled

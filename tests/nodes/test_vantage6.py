@@ -18,11 +18,11 @@ import pandas as pd
 import pytest
 
 import hierfl
+from hierfl import Schema
 from hierfl.cli.officer_page import entries
 from hierfl.core.trees import tree_map
 from hierfl.formulas.columns import Column
 from hierfl.formulas.questions import Question
-from hierfl.formulas.schema import Schema
 from hierfl.formulas.signatures import ADDITIONS
 from hierfl.models.families.names import FAMILIES
 from hierfl.nodes import Station

@@ -14,12 +14,13 @@ import pandas as pd
 import torch
 
 import hierfl
-from hierfl.data.clients import ClientData
+from hierfl import ClientData
 from hierfl.demo.run import hierarchy, hospitals
 from hierfl.nodes import FitOverNodes, Station, station
 from hierfl.nodes.envelope import read_answer, read_request, write_answer, write_request
 from hierfl.nodes.messages import to_bytes
-from tests.nodes.test_faults import HOSTILE, plain, rows
+from tests.nodes.one_process import rows
+from tests.nodes.test_faults import HOSTILE, plain
 from tests.nodes.test_messages import BAD
 from tests.programs import assert_close
 

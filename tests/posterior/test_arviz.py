@@ -15,13 +15,10 @@ import torch
 from torch import nn
 
 import hierfl
-from hierfl import guides
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, Fit, guides
 from hierfl.methods import fedsvi
 from hierfl.posterior import arviz_io as posterior
 from hierfl.posterior.moments import mean_and_variance
-from hierfl.runs.result import Fit
 from tests.programs import federation, fit, logistic
 
 

@@ -9,23 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, Fit, Settings, full_batch, predict_from_prior
 from hierfl.diagnostics.coherence import client_gradients
 from hierfl.diagnostics.convergence import convergence
 from hierfl.diagnostics.pac_bayes import pac_bayes
 from hierfl.engine import client_store
 from hierfl.engine.client_store import Stored
-from hierfl.engine.federation import Settings
 from hierfl.guides import amortized, mean_field
 from hierfl.methods import fedsvi, two_stage
 from hierfl.posterior import client_loop, prediction
 from hierfl.posterior.client_loop import each_client, each_draw
 from hierfl.posterior.corrected import own_k_hat
 from hierfl.posterior.labels import log_likelihoods
-from hierfl.posterior.new_clients import expected_of_clients, predict_from_prior
+from hierfl.posterior.new_clients import expected_of_clients
 from hierfl.posterior.snapshot import Restricted, Snapshot, restricted
-from hierfl.runs.result import Fit
 from tests.programs import federation, fit, regression
 
 ROUNDS = 40  # the fewest that `convergence` judges

@@ -13,15 +13,13 @@ from torch import Tensor
 from torch.distributions import transform_to
 
 import hierfl
-from hierfl import guides
-from hierfl.data.batch import ClientBatch
+from hierfl import ClientBatch, Fit, guides
 from hierfl.diagnostics import corrected
 from hierfl.guides.global_sites import normal_params, positive
 from hierfl.methods import fedlaplace, fedsvi
 from hierfl.posterior.corrected import own_k_hat, posterior_weights
 from hierfl.posterior.snapshot import Restricted, restricted
 from hierfl.posterior.weights import weigh
-from hierfl.runs.result import Fit
 from tests.methods.test_pvi import close
 from tests.programs import exact, federation, fit, logistic, means, regression, slopes, three
 

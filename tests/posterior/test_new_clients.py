@@ -7,13 +7,9 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from hierfl import fit, guides, methods
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
-from hierfl.engine.federation import Settings
+from hierfl import ClientBatch, ClientData, Fit, Settings, fit, guides, methods, predict_from_prior
 from hierfl.optimizers import Adam
-from hierfl.posterior.new_clients import expected_of_clients, predict_from_prior
-from hierfl.runs.result import Fit
+from hierfl.posterior.new_clients import expected_of_clients
 
 
 def gaussian(batch: ClientBatch) -> None:

@@ -1,7 +1,5 @@
 """One valid parameterization of every distribution of Pyro, of one real number per batch entry."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

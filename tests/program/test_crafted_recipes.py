@@ -1,7 +1,5 @@
 """A crafted record is refused before anything runs."""
 
-from __future__ import annotations
-
 import subprocess  # noqa: F401 (crafted records name it through this module)
 import sys
 import types
@@ -10,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hierfl import methods
-from hierfl.program.public_names import CannotRemake, exported
+from hierfl import CannotRemake, methods
+from hierfl.program.public_names import exported
 from hierfl.program.recipes import remake
 from hierfl.program.sites import recorded
 

@@ -1,7 +1,5 @@
 """Guides that encode each row: exact where the encoder can be, and nothing of a row is sent."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro
@@ -11,8 +9,7 @@ import torch
 from torch import nn
 
 import hierfl
-from hierfl import methods
-from hierfl.data.batch import ClientBatch
+from hierfl import ClientBatch, methods
 from hierfl.optimizers import Adam
 
 WEIGHT, NOISE = 1.5, 0.8

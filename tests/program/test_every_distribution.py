@@ -2,8 +2,6 @@
 refused by name.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable
@@ -20,14 +18,11 @@ from pyro.infer.mcmc.util import initialize_model
 from torch import Tensor
 
 import hierfl
-from hierfl import guides
+from hierfl import ClientBatch, ClientData, ProgramError, full_batch, guides
 from hierfl.core.trees import named_leaves
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
 from hierfl.diagnostics.nuts import sampled_program
 from hierfl.engine.rounds import begin, rounds
 from hierfl.program.handlers import log_joint, unchecked
-from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
 from tests.program.distributions import MAKE, VALUE, Make, every_name
 from tests.programs import fit, settings
@@ -289,47 +284,6 @@ def test_a_prediction_of_students_t_is_that_of_its_closed_form() -> None:
         assert prediction.sd is not None
         assert torch.allclose(prediction.mean, w.mean(0))
         assert torch.allclose(prediction.sd, spread.sqrt())
-
-
-def test_a_prior_without_gradients_is_drawn_from() -> None:
-    """LKJCholesky(2, 1): the correlation is uniform on (-1, 1)."""
-    _, data = of("LKJCholesky", "global")
-
-    def correlated(batch: ClientBatch) -> None:
-        tril = pyro.sample("tril", dist.LKJCholesky(2, 1.0))
-        with batch.clients(), batch.data():
-            pyro.sample("y", dist.Normal(tril[1, 0] * batch.x, 1.0), obs=batch.y)
-
-    fitted = fit(hierfl.methods.fedsvi(correlated, guides.mean_field), data, rounds=1)
-    r = np.asarray(fitted.prior(400)["prior"]["tril"])[0, :, 1, 0]
-    assert abs(r.mean()) < 0.12
-    assert r.var() == pytest.approx(1.0 / 3.0, abs=0.06)
-
-
-def test_a_mixture_as_prior_keeps_its_two_modes() -> None:
-    """The posterior of a client's site under a mixture, by NUTS' potential, has both modes of
-    the prior.
-    """
-
-    def model(batch: ClientBatch) -> None:
-        with batch.clients():
-            components = dist.Normal(torch.tensor([-4.0, 4.0]), 0.5)
-            weights = dist.Categorical(torch.ones(2))
-            w = pyro.sample("w", dist.MixtureSameFamily(weights, components))
-            with batch.data():
-                pyro.sample("y", dist.Normal(w, 5.0), obs=batch.y)
-
-    data = plain_rows()
-    fitted = fit(hierfl.methods.fedsvi(model, guides.mean_field), data, rounds=1)
-    batch, program = full_batch(data, torch.arange(2)), fitted.program
-    at = torch.tensor([-4.0, 4.0])[:, None]
-    own, _ = log_joint(program.model, {"w": at}, batch, {})
-    for k, w in enumerate((-4.0, 4.0)):
-        rows = data.fields["y"][k == OF_CLIENT]
-        exact = dist.Normal(w, 5.0).log_prob(rows).sum() + dist.Normal(0.0, 0.5).log_prob(
-            torch.tensor(0.0)
-        )
-        assert float(own[k]) == pytest.approx(float(exact) - np.log(2.0), abs=1e-6)
 
 
 def test_a_program_that_vmap_does_not_know_runs_one_client_at_a_time() -> None:

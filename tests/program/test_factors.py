@@ -1,7 +1,5 @@
 """`pyro.factor` as a likelihood: inside the data plate, or of all of a client's rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,7 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import guides
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, full_batch, guides
 from hierfl.program.sites import Model
 from tests.programs import federation, fit, read
 
@@ -73,21 +69,6 @@ def test_it_is_a_term_of_the_likelihood_not_of_the_prior() -> None:
         assert program.mean_loss({**shared, **own}, batch).abs() > 0.0
     for a, b in zip(*terms, strict=True):
         assert torch.allclose(a, b)
-
-
-@pytest.mark.slow
-def test_methods_of_point_estimates_learn_from_a_factor() -> None:
-    """fedavg's loss is the likelihood alone."""
-
-    def model(batch: ClientBatch) -> None:
-        at = pyro.param("at", torch.tensor(0.0))
-        with batch.clients(), batch.data():
-            pyro.factor("y", -0.5 * (batch.y - at) ** 2)
-
-    data = federation()
-    fitted = fit(hierfl.methods.fedavg(model, steps=50), data, rounds=20)
-    at = next(v for k, v in fitted.message.items() if k == "at")
-    assert float(at) == pytest.approx(float(data.fields["y"].mean()), abs=0.3)
 
 
 def test_log_likelihoods_of_rows_are_those_of_the_site() -> None:

@@ -1,7 +1,5 @@
 """A fingerprint tells apart what computes something else, and nothing else."""
 
-from __future__ import annotations
-
 import runpy
 import subprocess
 import sys

@@ -2,8 +2,6 @@
 words of torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -2,8 +2,6 @@
 rows unpadded.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +13,7 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl import guides, methods
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, full_batch, guides, methods
 from hierfl.engine.chunks import one_slot, over_clients, slots_of
 from hierfl.program.handlers import log_joint
 from hierfl.program.sites import Model

@@ -2,8 +2,6 @@
 distributions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +14,10 @@ from scipy import stats
 from torch import Tensor
 
 import hierfl
+from hierfl import ClientBatch, ProgramError
 from hierfl.core import noise
-from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import KeyedNoise, NoKeyedDraw, draw, seeded
 from hierfl.program.mixture import Mixture
-from hierfl.program.program import ProgramError
 from tests.programs import federation, fit, read
 
 KEY = noise.fold(noise.root_key(1), noise.word("site"))
@@ -99,6 +96,12 @@ def test_law_without_a_gradient(name: str) -> None:
     assert value.shape == (SIZE,)
     assert stats.kstest(value.double().numpy(), cdf).pvalue > 1e-3
     assert bool(fn.support.check(value).all())
+
+
+def test_a_mixture_of_kinds_has_the_moments_of_torchs() -> None:
+    (kinds, _), (torchs, _) = (WITHOUT_A_GRADIENT[name] for name in ("mixture of kinds", "mixture"))
+    for found, known in ((kinds.mean, torchs.mean), (kinds.variance, torchs.variance)):
+        torch.testing.assert_close(found, known.expand(1))
 
 
 def test_shares_of_gammas() -> None:

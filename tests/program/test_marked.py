@@ -1,14 +1,12 @@
 """`hierfl.model` and `hierfl.guide`: what they accept, and what a record finds by them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
 import hierfl
-from hierfl import methods
-from hierfl.program.public_names import CannotRemake, marked, name_of
+from hierfl import CannotRemake, methods
+from hierfl.program.public_names import marked, name_of
 from hierfl.program.recipes import describe, remake
 
 

@@ -1,7 +1,5 @@
 """Missing values in the data: refused by field and client, unless the model deals with them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,20 +11,17 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl import guides
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
-from hierfl.program.program import ProgramError
+from hierfl import ClientBatch, ClientData, ProgramError, guides
 from hierfl.program.sites import Model
 from tests.programs import federation, fit, leveled, normal_rows, read
 
 ROWS = (1, 6, 15)  # of north, south and west
 
 
-def with_holes(field: str = "x") -> ClientData:
+def with_holes(field: str = "x", value: float = torch.nan) -> ClientData:
     data = federation()
     values = data.fields[field].clone()
-    values[list(ROWS)] = float("nan")
+    values[list(ROWS)] = value
     return data.with_fields(**{field: values})
 
 
@@ -67,14 +62,15 @@ def test_a_model_that_does_not_is_refused_by_field_and_client(model: Model) -> N
         fit(hierfl.methods.fedsvi(model), with_holes(), rounds=1)
 
 
-def test_missing_labels_are_refused_even_where_the_model_fills_them() -> None:
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_missing_labels_are_refused_even_where_the_model_fills_them(value: float) -> None:
     """A prediction would be scored on the number that fills them."""
 
     def rows(batch: ClientBatch, w: Tensor) -> None:
         pyro.sample("y", dist.Normal(w, 1.0), obs=batch.y.nan_to_num())
 
     with pytest.raises(ValueError, match="field 'y' has NaN or infinity in 3 rows"):
-        read(leveled(rows), guides.mean_field, with_holes("y"))
+        read(leveled(rows), guides.mean_field, with_holes("y", value))
 
 
 def test_a_factor_may_leave_rows_without_a_label_out() -> None:

@@ -1,7 +1,5 @@
 """What Pyro users write in their own models: it works, or one sentence says the way that works."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import warnings
@@ -19,11 +17,9 @@ from pyro import poutine
 from torch import Tensor
 
 import hierfl
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, ProgramError, full_batch
 from hierfl.diagnostics.formula_tables import titled
 from hierfl.program.handlers import log_joint, unchecked
-from hierfl.program.program import ProgramError
 from hierfl.runs.choice import choose
 
 RNG = np.random.default_rng(0)

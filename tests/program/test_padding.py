@@ -2,8 +2,6 @@
 site's name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,11 +13,8 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl import guides, methods
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, ProgramError, full_batch, guides, methods
 from hierfl.program.check_dependence import check_apart, check_mini_batches, check_padding
-from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
 from tests.programs import FAMILIES, federation, fit, read, regression
 

@@ -2,8 +2,6 @@
 KL.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro
@@ -17,12 +15,10 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 import hierfl
-from hierfl import guides
-from hierfl.data.batch import ClientBatch, full_batch, gather, keys_of
-from hierfl.data.clients import ClientData
-from hierfl.method import Phase
+from hierfl import ClientBatch, ClientData, Phase, Program, full_batch, guides
+from hierfl.data.batch import gather, keys_of
 from hierfl.program.handlers import Substitute
-from hierfl.program.program import Params, Program, stacked
+from hierfl.program.program import Params, stacked
 from hierfl.program.traces import divergence
 from tests.programs import FAMILIES, Given, at_random, federation, read, regression, row_plan
 

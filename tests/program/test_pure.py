@@ -2,8 +2,6 @@
 engine.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from functools import partial
@@ -19,10 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
 import hierfl
-from hierfl import guides
-from hierfl.data.batch import ClientBatch
-from hierfl.diagnostics import against_nuts, nuts
-from hierfl.program.program import ProgramError
+from hierfl import ClientBatch, ProgramError, guides
+from hierfl.diagnostics import nuts
 from hierfl.program.sites import Model
 from tests.programs import federation, fit, read
 
@@ -254,26 +250,3 @@ def test_nuts_refuses_what_has_no_prior() -> None:
     model = shifted(lambda b: pyro.param("p", torch.tensor(0.0)))
     with pytest.raises(ProgramError, match="param 'p' of the model has no prior"):
         nuts(model, federation(), draws=2, warmup=30)
-
-
-@pytest.mark.slow
-def test_the_comparison_with_nuts_holds_a_registered_module_at_its_fitted_weights() -> None:
-    """Given the bias, the posterior of a mean is known; of the untrained bias it is another one."""
-    module = nn.Linear(1, 1)
-    nn.init.constant_(module.bias, 3.0)
-
-    def model(batch: ClientBatch) -> None:
-        s = pyro.sample("s", dist.Normal(0.0, 0.1))
-        with batch.clients(), batch.data():
-            shift = pyro.module("net", module)(torch.zeros(1))
-            pyro.sample("y", dist.Normal(s + shift, 1.0), obs=batch.y)
-
-    data = federation()
-    method = hierfl.methods.fedsvi(model, guides.mean_field, optimizer=hierfl.optimizers.Adam(0.1))
-    fitted = fit(method, data, rounds=100)
-    bias = next(v for k, v in fitted.message["params"].items() if "bias" in k).detach()
-    assert abs(float(bias) - 3.0) > 1.0
-    rows = data.fields["y"] - bias
-    exact = float(rows.sum() / (len(rows) + 100.0))
-    compared = against_nuts(fitted, draws=200, warmup=100, chains=1).entries
-    assert float(compared["nuts_mean"].iloc[0]) == pytest.approx(exact, abs=0.05)

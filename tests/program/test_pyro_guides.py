@@ -1,7 +1,5 @@
 """Pyro's automatic guides stand for families of hierfl."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Mistakes in a program: one error each, which names the mistake and its mend."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +8,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from hierfl import guides
-from hierfl.data.batch import ClientBatch
-from hierfl.program.program import ProgramError
+from hierfl import ClientBatch, ProgramError, guides
 from tests.programs import alone, federation, means, normal_rows, read
 
 Fn = Callable[[ClientBatch], Any]

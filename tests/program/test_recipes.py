@@ -1,7 +1,5 @@
 """Recipes: each public name and value comes back from JSON as what it was."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable

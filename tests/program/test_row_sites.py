@@ -1,7 +1,5 @@
 """Continuous latent sites of rows are integrated out: closed forms, quadrature by SciPy, and every method."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,20 +10,16 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import MCMC, NUTS
 from scipy import integrate, stats
 from torch import Tensor
 
 import hierfl
-from hierfl import ClientBatch, ClientData, guides, methods
+from hierfl import ClientBatch, ClientData, ProgramError, full_batch, guides, methods, read
 from hierfl.core.trees import named_leaves
-from hierfl.data.batch import full_batch
 from hierfl.methods.stages import server
 from hierfl.program import row_orders
 from hierfl.program.handlers import log_joint, unchecked
-from hierfl.program.program import ProgramError
 from hierfl.program.quadrature import fitted
-from hierfl.program.read import read
 from hierfl.program.row_orders import without_row_sites
 
 pytestmark = [
@@ -440,16 +434,6 @@ def test_params_are_averaged_as_in_the_closed_form() -> None:
         torch.testing.assert_close(value, theirs[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["normal", "measured"])
-def test_posteriors_are_those_of_the_closed_form(name: str) -> None:
-    drawn = [hierfl.fit(model, data(), seed=0).draws(4000, seed=0) for model in PAIRS[name]]
-    for site in ("mu", "scale"):
-        here, there = (draws.shared[site] for draws in drawn)
-        assert abs(float((here.mean() - there.mean()) / there.std())) < 0.1
-        assert abs(float(here.std() / there.std()) - 1.0) < 0.1
-
-
 @pytest.mark.filterwarnings("ignore:the rounds ended")
 def test_rows_that_the_first_ones_do_not_show_are_read_too() -> None:
     """The first five rows of each client have a measurement, so that its integral was not seen."""
@@ -522,21 +506,6 @@ def test_messages_are_those_of_the_closed_form() -> None:
     ]
     columns = ["direction", "name", "shape"]
     assert tables[0][columns].equals(tables[1][columns])
-
-
-@pytest.mark.slow
-def test_posterior_is_that_of_nuts_with_all_rows_sampled() -> None:
-    rows = data()
-    fit = hierfl.fit(counts, rows, seed=0)
-    batch = full_batch(rows, torch.arange(3))
-    pyro.set_rng_seed(0)
-    sampler = MCMC(NUTS(lambda: counts(batch)), num_samples=1500, warmup_steps=300)
-    sampler.run()
-    draws = fit.draws(4000, seed=0)
-    for site in ("mu", "scale"):
-        nuts = sampler.get_samples()[site].double()
-        away = (draws.shared[site].mean() - nuts.mean()) / nuts.std()
-        assert abs(float(away)) < 0.1
 
 
 def test_classes_are_predicted_as_classes() -> None:

@@ -1,7 +1,5 @@
 """Programs under handlers: maps of Normals as Normals, masked values filled, numbers of groups held fixed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,11 +16,9 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 import hierfl
-from hierfl import ClientBatch, ClientData, guides
-from hierfl.data.batch import full_batch, in_double
+from hierfl import ClientBatch, ClientData, ProgramError, full_batch, guides, read
+from hierfl.data.batch import in_double
 from hierfl.program.handlers import log_joint
-from hierfl.program.program import ProgramError
-from hierfl.program.read import read
 from hierfl.program.wrapped import plain_of
 
 MOVE = T.AffineTransform(torch.tensor(1.0), torch.tensor(-2.0))

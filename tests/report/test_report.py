@@ -17,8 +17,7 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import guides, methods
-from hierfl.data.clients import ClientData
+from hierfl import ClientData, Fit, guides, methods
 from hierfl.diagnostics.check import listed, number, share
 from hierfl.diagnostics.convergence import convergence
 from hierfl.diagnostics.verdict import run_of
@@ -29,7 +28,6 @@ from hierfl.models.likelihood import normal
 from hierfl.optimizers import Adam
 from hierfl.report import Report, pictures
 from hierfl.report.measure import Measured, SiteEntry
-from hierfl.runs.result import Fit
 from tests.programs import federation, fit, logistic, regression
 from tests.runs.test_fit import kinds
 

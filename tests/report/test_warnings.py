@@ -11,10 +11,8 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from hierfl import guides, methods
+from hierfl import ClientBatch, ClientData, Fit, guides, methods
 from hierfl.core.trees import tree_map
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
 from hierfl.diagnostics import Check
 from hierfl.diagnostics.checks import checks_of_fit
 from hierfl.diagnostics.checks_of_predictions import checks_of_predictions
@@ -25,7 +23,6 @@ from hierfl.methods import fedsvi
 from hierfl.models import bayesian_network, network
 from hierfl.report.measure import Measured, measure
 from hierfl.report.sections import table_of_rounds
-from hierfl.runs.result import Fit
 from tests.programs import federation, fit, logistic, regression
 from tests.report.test_report import fitted
 

@@ -3,7 +3,7 @@
 from functools import cache
 
 import hierfl
-from hierfl.data.clients import ClientData
+from hierfl import ClientData
 from hierfl.methods import fedsvi
 from tests.programs import federation, fit, logistic, regression
 

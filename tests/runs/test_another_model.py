@@ -13,10 +13,10 @@ import torch
 
 import hierfl
 from hierfl import guides, models
-from hierfl.methods import fedavg, fedsvi, pfedbred, pfedme
-from hierfl.models.bregman import BregmanPrior
+from hierfl.methods import fedavg, fedsvi, pfedme
 from hierfl.optimizers import SGD
 from hierfl.runs.records import digest
+from tests.methods.cases import units
 from tests.programs import assert_close, federation, fit, regression
 
 
@@ -31,32 +31,9 @@ def scaled(scale: Any, *, name: str | None = None) -> Any:
     return hierfl.model(model, name=name) if name else model
 
 
-def net(activation: type = torch.nn.Tanh, seed: int = 0) -> torch.nn.Module:
+def net(seed: int = 0) -> torch.nn.Module:
     torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(2, 3), activation(), torch.nn.Linear(3, 1))
-
-
-def network(activation: type = torch.nn.Tanh, seed: int = 0, **options: Any) -> Any:
-    return models.bayesian_network(
-        net(activation, seed), likelihood=models.likelihood.normal(1.0), prior_scale=1.0, **options
-    )
-
-
-def squared(s: torch.Tensor) -> torch.Tensor:
-    return 0.5 * s.square()
-
-
-def mirror(factor: float) -> BregmanPrior:
-    return BregmanPrior(squared, inverse=lambda mean: mean * (factor / factor))
-
-
-def bregman(factor: float) -> Any:
-    likelihood = models.likelihood.normal(1.0)
-    return models.bregman_network(torch.nn.Linear(2, 1), mirror(factor), likelihood=likelihood)
-
-
-def bred(model: Any) -> hierfl.Method:
-    return pfedbred(model, "none", steps=1, inner_steps=1)
+    return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
 
 
 def changed(method: hierfl.Method, by: float) -> hierfl.Method:
@@ -75,23 +52,13 @@ OTHERS: dict[str, tuple[Callable[[], hierfl.Method], Callable[[], hierfl.Method]
     "a closure's number": (
         lambda: fedsvi(scaled(1.0)), lambda: fedsvi(scaled(100.0)), "model: value of closure's 'scale'"
     ),
-    "a closure's tensor": (
-        lambda: fedsvi(scaled(torch.ones(()))), lambda: fedsvi(scaled(2 * torch.ones(()))),
-        "model: value of closure's 'scale'"
-    ),
-    "layers": (lambda: fedsvi(network()), lambda: fedsvi(network(torch.nn.ReLU)), "model module: layers"),
-    "weights that a prior is fixed at": (
-        lambda: fedsvi(network(prior_loc="module")), lambda: fedsvi(network(prior_loc="module", seed=1)),
-        "model module: weight '0.weight'"
-    ),
     "a likelihood": (
         lambda: fedsvi(models.bayesian_network(net(), likelihood=lambda o: dist.Normal(o[..., 0], 1.0))),
         lambda: fedsvi(models.bayesian_network(net(), likelihood=lambda o: dist.Normal(o[..., 0], 2.0))),
         "model likelihood: code"
     ),
-    "a mirror map": (lambda: bred(bregman(1.0)), lambda: bred(bregman(2.0)), "inverse: value of closure's 'factor'"),
     "a client of one's own": (
-        lambda: changed(pfedme(network()), 1.0), lambda: changed(pfedme(network()), 2.0),
+        lambda: changed(pfedme(units()), 1.0), lambda: changed(pfedme(units()), 2.0),
         "client: value of closure's 'by'"
     ),
     "a setting": (

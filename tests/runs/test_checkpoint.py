@@ -12,44 +12,22 @@ import torch
 from safetensors.torch import load_file
 
 import hierfl
-from hierfl import guides, models
+from hierfl import Fit, Method, guides
 from hierfl.core.trees import tree_leaves
-from hierfl.method import Method
 from hierfl.optimizers import Adam, TorchOptimizer
 from hierfl.runs import checkpoint as state
-from hierfl.runs.result import Fit
+from tests.methods import cases
 from tests.programs import federation, fit, logistic, regression, same
 from tests.runs.fits import two_rounds
 
-
-def personal() -> Any:
-    torch.manual_seed(0)
-    net = torch.nn.Linear(2, 1)
-    return models.bayesian_network(
-        net, likelihood=models.likelihood.normal(1.0), prior_loc="learned", prior_scale=1.0
-    )
-
-
-def common() -> Any:
-    return models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0))
-
-
 # states of optimizers, of chains, of mail, and of a wrapper
 METHODS: dict[str, Callable[[], Method]] = {
-    "fedfomo": lambda: hierfl.methods.fedfomo(common(), models=2, steps=1, batch_size=2),
     "structured": lambda: hierfl.methods.fedsvi(regression, batch_size=2, local_steps=1),
     "conditional": lambda: hierfl.methods.fedsvi(
         regression, guides.conditional, optimizer=TorchOptimizer(torch.optim.NAdam, {"lr": 0.05})
     ),
-    "pfedme": lambda: hierfl.methods.pfedme(personal(), steps=2, inner_steps=2, batch_size=2),
-    "fedpop": lambda: hierfl.methods.fedpop(personal(), step_size=1e-3, steps=3, burn_in=1),
-    "quantized": lambda: hierfl.methods.quantized(hierfl.methods.ditto(common(), steps=2)),
+    **{name: cases.METHODS[name] for name in ("fedfomo", "pfedme", "fedpop", "quantized")},
 }
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)  # the layers of the methods start from torch's generator
 
 
 @pytest.mark.slow("conditional-2", "structured-2", "structured-None")

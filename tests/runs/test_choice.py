@@ -15,10 +15,9 @@ import torch
 from torch import nn
 
 import hierfl
-from hierfl import ClientBatch, ProgramError, methods, models
+from hierfl import ClientBatch, Fit, Method, ProgramError, methods, models
 from hierfl.diagnostics.convergence import Convergence, convergence
 from hierfl.guides import mean_field, structured
-from hierfl.method import Method
 from hierfl.methods import fedsvi
 from hierfl.nodes import in_process
 from hierfl.program import read as read_module
@@ -28,7 +27,6 @@ from hierfl.runs import choice
 from hierfl.runs import fit as chosen
 from hierfl.runs.choice import choose
 from hierfl.runs.ended import expected
-from hierfl.runs.result import Fit
 from tests.formulas.frames import patients
 from tests.programs import alone, federation, fit, learned, logistic, regression, same
 

@@ -14,15 +14,13 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import methods
+from hierfl import ClientBatch, ClientData, ClientError, Clock, full_batch, methods
 from hierfl.core.chains import Sampled
 from hierfl.core.process import OutOfTime, Watch, double_precision, watched, working
-from hierfl.data.batch import ClientBatch, full_batch, in_double
-from hierfl.data.clients import ClientData
-from hierfl.engine.chunks import ClientError, NotFinite
+from hierfl.data.batch import in_double
+from hierfl.engine.chunks import NotFinite
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import Progress
-from hierfl.method import Clock
 from hierfl.methods.stages.joint import Joint
 from hierfl.methods.stages.mixing_chains import ChainCoordinates
 from hierfl.methods.stages.state import GATHER

@@ -19,12 +19,9 @@ import torch
 from torch import Tensor
 
 import hierfl
+from hierfl import ClientBatch, ClientData, Fit, Program
 from hierfl.core.trees import named_leaves
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
 from hierfl.nodes.fit_over_nodes import FitOverNodes
-from hierfl.program.program import Program
-from hierfl.runs.result import Fit
 from tests.methods.cases import METHODS
 from tests.programs import federation, fit
 from tests.sampled import sampled

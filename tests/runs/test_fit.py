@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl import guides, models
+from hierfl import ClientBatch, Fit, guides, models
 from hierfl.core import noise
 from hierfl.core.trees import named_leaves
-from hierfl.data.batch import ClientBatch
 from hierfl.methods import fedsvi
 from hierfl.optimizers import SGD, Adam
-from hierfl.runs.result import Fit
 from tests.programs import federation, fit, regression
 from tests.runs.fits import of_binary, two_rounds, with_features
 

@@ -1,10 +1,8 @@
-"""A run whose process is killed, or whose disk is full: it resumes to the same bytes, and nothing is lost."""
+"""A run whose disk is full resumes to the same, and nothing is lost; benchmarks.attacks.kills kills processes."""
 
 import errno
 import os
 import resource
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,75 +16,6 @@ from hierfl.methods import fedsvi
 from hierfl.runs import checkpoint as state
 from tests.programs import federation, fit, regression
 from tests.runs.fits import two_rounds
-
-SCRIPT = """
-import os, random, signal, sys, time
-import torch
-torch.set_num_threads(1)
-torch.set_default_dtype(torch.float64)
-from tests.programs import federation, fit, regression
-import hierfl
-from hierfl.runs import checkpoint as state
-
-folder, rounds = sys.argv[1], 12
-method, data = hierfl.methods.fedsvi(regression, batch_size=2, local_steps=1), federation((5, 3, 7, 1, 2))
-options = dict(rounds=rounds, seed=3, cohort=3, checkpoint_every=1)
-
-def run(where):
-    fit(method, data, checkpoint=where, resume=True, **options)
-
-def child(where):
-    pid = os.fork()
-    if not pid:
-        try:
-            run(where)
-        finally:
-            os._exit(0)
-    return pid
-
-fit(method, data, rounds=1)  # the first call is slow, and must not be timed
-began = time.perf_counter()
-os.waitpid(child(folder + "/whole"), 0)
-whole = time.perf_counter() - began
-moments = random.Random(0)
-reached = []
-
-def newest():
-    found = state.checkpoints(folder + "/killed")
-    return int(found[-1].name[-8:]) if found else 0
-
-for least in (0, 2, 5):  # however slow the machine has become
-    pid = child(folder + "/killed")
-    while newest() < least:
-        time.sleep(0.001)
-    time.sleep(moments.uniform(0.0, 1.5) * whole / rounds)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    reached.append(newest())
-print(reached)
-os.waitpid(child(folder + "/killed"), 0)
-"""
-
-
-@pytest.mark.slow
-def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
-    """A run with a checkpoint every round, killed three times, ends with the bytes of an uninterrupted run."""
-    root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-    told = subprocess.check_output(command, timeout=1800, env=environment, text=True)
-    reached = [int(n) for n in told.strip("[]\n").split(",")]
-    assert reached == sorted(reached), "no completed checkpoint is lost"
-    assert reached[-1] > 0 and reached[0] < 12, reached
-    newest = [state.checkpoints(tmp_path / name)[-1] for name in ("whole", "killed")]
-    assert [path.name for path in newest] == ["round-00000012"] * 2
-    for part in ("global.safetensors", "local.safetensors"):
-        assert (newest[0] / part).read_bytes() == (newest[1] / part).read_bytes()
-    records = [state.read_record(path) for path in newest]
-    whole, killed = ([row["elbo"] for row in record.history] for record in records)
-    assert whole == killed
-    assert not list((tmp_path / "killed").glob(".draft-*")), "drafts of the killed are removed"
-
 
 SAYS = r"cannot be written \([\d,]+ bytes: .*\): free some space there or make it writable, or name another place"
 

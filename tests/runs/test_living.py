@@ -10,12 +10,10 @@ import pytest
 import torch
 
 import hierfl
+from hierfl import AnotherRound, ClientData, Fit
 from hierfl.core.trees import Tree, named_leaves
-from hierfl.data.clients import ClientData
 from hierfl.methods.stages import kept
-from hierfl.methods.stages.kept import AnotherRound
 from hierfl.methods.stages.weighted import Weighted, weighted
-from hierfl.runs.result import Fit
 from tests.programs import exact, federation, fit, slopes
 from tests.summaries import programs
 from tests.summaries.programs import binary_rows, grid, moments, people, posterior_on

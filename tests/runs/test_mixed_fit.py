@@ -12,9 +12,8 @@ from scipy.special import logsumexp
 from scipy.stats import halfnorm
 
 import hierfl
-from hierfl import ClientBatch, ClientData
+from hierfl import ClientBatch, ClientData, ProgramError
 from hierfl.diagnostics import log_evidence
-from hierfl.program.program import ProgramError
 
 CLIENTS, ROWS, PRIOR = 6, 10, (0.4, 0.6)
 

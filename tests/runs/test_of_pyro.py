@@ -9,7 +9,7 @@ import torch
 from pyro.infer import Predictive
 
 import hierfl
-from hierfl.data.batch import ClientBatch
+from hierfl import ClientBatch
 from tests.programs import means, normal_rows
 
 

@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import hierfl
-from hierfl import guides, models
+from hierfl import ClientData, full_batch, guides, models
 from hierfl.core.trees import named_leaves, tree_map
-from hierfl.data.batch import full_batch
-from hierfl.data.clients import ClientData
 from hierfl.methods import fedsvi, pfedme
 from hierfl.optimizers import SGD, Adam
 from tests.programs import FAMILIES, assert_close, federation, fit, means, regression, slopes, three
@@ -139,26 +136,6 @@ def test_the_amortized_guide_takes_no_steps_and_needs_no_labels() -> None:
     mean = blind.predict(unlabeled, draws=10).mean
     assert torch.equal(mean, there.predict(newcomers(), draws=10).mean)
     assert blind.predict(unlabeled, draws=10).log_score is None
-
-
-@pytest.mark.slow
-def test_local_steps_give_a_new_client_its_exact_posterior() -> None:
-    """With global params fitted to E2 without client c, c is then inferred from its own rows.
-
-    Its posterior equals the closed form given those params and rows.
-    """
-    method = fedsvi(
-        means, guides.structured, optimizer=Adam(0.1), local_optimizer=Adam(0.1), draws=64
-    )
-    fitted = fit(method, three().select(["a", "b"]), rounds=10)
-    new = fitted.personalize(three().select(["c"]), rounds=150)
-    params = fitted.message["params"]
-    var = torch.nn.functional.softplus(params["_shared.scale"]).square().item()
-    draws: Tensor = new.draws(20_000).own["b"][:, 0]
-    assert draws.mean().item() == pytest.approx(
-        (12.0 + params["_shared.loc"].item()) / 4.0, abs=0.06
-    )
-    assert draws.var().item() == pytest.approx(0.25 + var / 16.0, rel=0.05)
 
 
 def test_pfedme_personalizes_by_its_prox() -> None:

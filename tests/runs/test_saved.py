@@ -12,12 +12,11 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import models
+from hierfl import CannotRemake, models
 from hierfl.methods import fedsvi
 from hierfl.methods.stages import server as two_stage_server
 from hierfl.methods.stages import weighting
 from hierfl.program import public_names
-from hierfl.program.public_names import CannotRemake
 from hierfl.program.recipes import describe, remake
 from tests.programs import FAMILIES, assert_close, federation, fit, regression, same
 from tests.runs.fits import two_rounds, with_features

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import hierfl
-from hierfl.method import Clock, Method, Server
+from hierfl import CheckpointError, Method, Server
 from hierfl.methods import (
     averaging_some,
     bfi,
@@ -22,8 +22,6 @@ from hierfl.methods import (
 )
 from hierfl.methods.posteriors import fedlaplace_server
 from hierfl.methods.posteriors.fedlaplace import MOST_ROUNDS
-from hierfl.methods.posteriors.fedlaplace_server import LaplaceRounds
-from hierfl.runs.checkpoint import CheckpointError, checkpoints
 from tests.methods.test_wrappers import common
 from tests.programs import federation, fit, means, regression, same, three
 
@@ -108,24 +106,3 @@ def test_a_finished_run_stays_and_loads(tmp_path: Path, capsys: pytest.CaptureFi
     same(fitted, hierfl.load(tmp_path, method=method, data=data))
     with pytest.raises(CheckpointError, match="rounds: 100 there, 9 here"):
         fit(method, data, rounds=9, checkpoint=tmp_path, resume=True)
-
-
-@pytest.mark.slow
-def test_interrupted_it_resumes_bit_for_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second weighing round is interrupted, whose points count beside those of the first."""
-    whole = whole_run()
-    last, plain = whole.progress.round - 1, LaplaceRounds.update
-
-    def update(self: LaplaceRounds, state: Any, means: Any, clock: Clock) -> Any:
-        if clock.round == last:
-            raise KeyboardInterrupt
-        return plain(self, state, means, clock)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(LaplaceRounds, "update", update)
-        with pytest.raises(KeyboardInterrupt):
-            fit(fedlaplace(means, **SMALL), three(), checkpoint=tmp_path, checkpoint_every=1)
-    assert checkpoints(tmp_path)[-1].name == f"round-{last:08d}"
-    same(whole, fit(fedlaplace(means, **SMALL), three(), checkpoint=tmp_path, resume=True))

@@ -16,38 +16,15 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl import ClientBatch, models
+from hierfl import ClientBatch, ClientData, Fit
 from hierfl.core.trees import named_leaves
 from hierfl.data.absent import absent
-from hierfl.data.clients import ClientData
-from hierfl.method import Method
-from hierfl.methods import fedlaplace, fedsvi, pfedme
+from hierfl.methods import fedsvi
 from hierfl.runs.records import about
-from hierfl.runs.result import Fit
-from tests.programs import FAMILIES, federation, fit, logistic, regression
+from tests.programs import FAMILIES, federation, fit, regression
 from tests.runs.fits import two_rounds
 
-
-def personal() -> Method:
-    torch.manual_seed(0)
-    net = torch.nn.Linear(2, 1)
-    model = models.bayesian_network(
-        net, likelihood=models.likelihood.normal(1.0), prior_loc="learned", prior_scale=1.0
-    )
-    return pfedme(model, steps=1, inner_steps=2)
-
-
-METHODS: dict[str, Callable[[], Method]] = {
-    "structured": lambda: fedsvi(regression),
-    "conditional": lambda: fedsvi(regression, FAMILIES["conditional"]),
-    "not centered": lambda: fedsvi(models.regression("poisson", y="visits")),
-    "fedlaplace": lambda: fedlaplace(
-        logistic, settle_draws=4, draws=64, target_ess=8, weighting_rounds=1
-    ),
-    "pfedme": personal,
-}
-READS_ROWS = {"conditional", "fedlaplace"}
-SLOW = ("not centered", "fedlaplace", "pfedme")
+FAMILY = {"structured": FAMILIES["structured"], "conditional": FAMILIES["conditional"]}
 
 
 def new_clients() -> ClientData:
@@ -75,33 +52,30 @@ def equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 
 
 @pytest.mark.slow("conditional")
-@pytest.mark.filterwarnings("ignore:.*at .* of the points clients find no mode")  # two rounds
-@pytest.mark.filterwarnings("ignore:the model learns .* without a prior")
-@pytest.mark.parametrize(
-    "name", ["structured", "conditional", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)]
-)
+@pytest.mark.parametrize("name", FAMILY)
 def test_what_needs_no_rows_is_the_same_and_the_rest_is_refused(name: str, tmp_path: Path) -> None:
-    method = METHODS[name]()
-    fitted = fit(method, federation(), rounds=2)
+    """The conditional guide reads rows; test_every_answer_after_load.py goes over all methods."""
+    fitted = fit(fedsvi(regression, FAMILY[name]), federation(), rounds=2)
     fitted.save(tmp_path)
-    back = hierfl.load(tmp_path, method=method)
+    back = hierfl.load(tmp_path)
     assert equal(of_others(fitted), of_others(back))
-    needing: list[tuple[Any, str]] = [(lambda: back.posterior_predictive(5), "pass them, hierfl")]
-    if name in READS_ROWS:
+    needing: list[tuple[Any, str]] = [
+        (lambda: back.posterior_predictive(5), "pass them, hierfl"),
+        (lambda: hierfl.diagnostics.loo(back), "pass them, hierfl"),
+    ]
+    if name == "conditional":
         needing += [(lambda: of_clients(back), "'(lift|slope)' depends on them.*hierfl")]
     else:
         assert equal(of_clients(fitted), of_clients(back))
-    if name != "pfedme":  # whose points are refused first
-        needing += [(lambda: hierfl.diagnostics.loo(back), "pass them, hierfl")]
     for needs, words in needing:
         with pytest.raises(hierfl.RowsNotSaved, match=words + r".load\(folder, data="):
             needs()
-    whole = hierfl.load(tmp_path, method=method, data=federation())
+    whole = hierfl.load(tmp_path, data=federation())
     assert equal(of_clients(fitted), of_clients(whole))
 
 
 def test_global_draws_need_no_rows_even_where_the_guide_reads_them(tmp_path: Path) -> None:
-    fitted = fit(METHODS["conditional"](), federation(), rounds=2)
+    fitted = fit(fedsvi(regression, FAMILY["conditional"]), federation(), rounds=2)
     fitted.save(tmp_path)
     both: list[Any] = [f.posterior(5, var_names=["loc"]) for f in (fitted, hierfl.load(tmp_path))]
     assert both[0].posterior["loc"].equals(both[1].posterior["loc"])

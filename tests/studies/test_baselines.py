@@ -9,13 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from hierfl import ClientData, Fit, fit
 from hierfl.comparisons import cells
 from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.study_file import Study
-from hierfl.data.clients import ClientData
 from hierfl.methods.about import names
-from hierfl.runs.fit import fit
-from hierfl.runs.result import Fit
 from hierfl.studies import image_splits as images
 from hierfl.studies.baseline_methods import BASELINES
 from hierfl.studies.baseline_parts import HELD, Budget

@@ -1,7 +1,5 @@
 """Tiny programs of every kind that two_stage takes or refuses, their rows, and posteriors by grid."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,11 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import hierfl
-from hierfl import guides
+from hierfl import ClientBatch, ClientData, Program, full_batch, guides
 from hierfl.core.gaussians import Factor
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
-from hierfl.program.program import Program
 from hierfl.summaries.factor import factor_of
 from hierfl.summaries.packed_rows import PackedRows, packed
 from hierfl.summaries.reading import Line, nodes_of

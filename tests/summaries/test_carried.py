@@ -1,7 +1,5 @@
 """Log ratios carried over to other draws: polynomials exactly, others with an error that is no smaller than it is."""
 
-from __future__ import annotations
-
 import math
 
 import torch

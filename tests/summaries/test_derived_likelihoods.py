@@ -1,7 +1,5 @@
 """Likelihoods that are subclasses of known ones, and those without any linear predictor, have factors."""
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -10,8 +8,7 @@ from torch import Tensor
 
 import hierfl
 from benchmarks.family_programs import drawn, family_of, program, response_of
-from hierfl import guides, methods, models
-from hierfl.data.batch import ClientBatch
+from hierfl import ClientBatch, guides, methods, models
 from hierfl.summaries.reading import read_likelihood, seen_line
 from tests.programs import federation
 

@@ -1,7 +1,5 @@
 """Rows that are equal, or differ in their label alone, are counted together: the same sums in less time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro
@@ -9,8 +7,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData, full_batch
 from hierfl.summaries.packed_rows import packed
 from hierfl.summaries.reading import read_likelihood, seen_line
 from hierfl.summaries.units import UnitScore

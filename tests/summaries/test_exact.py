@@ -1,7 +1,5 @@
 """Gaussian likelihoods: their sums are the rows, and one round gives the posterior."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 
@@ -12,13 +10,11 @@ import torch
 from pyro import poutine
 
 import hierfl
+from hierfl import ClientBatch, ClientData, Fit, full_batch
 from hierfl.core.process import double_precision
 from hierfl.core.trees import tree_leaves
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
 from hierfl.methods import two_stage
 from hierfl.methods.stages.two_stage import seen_in
-from hierfl.runs.result import Fit
 from hierfl.summaries.exact import explained, sums_of
 from hierfl.summaries.packed_rows import packed
 from tests.programs import fit

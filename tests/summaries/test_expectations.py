@@ -1,7 +1,5 @@
 """Expectations of slopes and curvatures against brute force, and the factors that they make."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.func import grad, jacrev
 
+from hierfl import ClientBatch, ClientData, full_batch
 from hierfl.core.importance_sampling import normal_points
 from hierfl.core.process import double_precision
-from hierfl.data.batch import ClientBatch, full_batch, in_double
-from hierfl.data.clients import ClientData
+from hierfl.data.batch import in_double
 from hierfl.summaries.factor import factor_of
 from hierfl.summaries.packed_rows import packed
 from hierfl.summaries.reading import Line, nodes_of, read_likelihood, seen_line

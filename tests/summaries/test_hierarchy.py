@@ -1,7 +1,5 @@
 """The prior above the clients' factors: what is read off a program, and what integrates out in closed form."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro
@@ -10,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hierfl.data.batch import ClientBatch
-from hierfl.program.program import ProgramError
+from hierfl import ClientBatch, ProgramError
 from hierfl.summaries.hierarchy import Factors, Hierarchy, of_means
 from hierfl.summaries.reading import read_likelihood
 from hierfl.summaries.seen_hierarchy import seen_hierarchy

@@ -1,12 +1,10 @@
 """A local site with a covariance of low rank is Normal, and one exact round suffices for Gaussian rows."""
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 import torch
 
-from hierfl.data.batch import ClientBatch
+from hierfl import ClientBatch
 from hierfl.methods.stages.two_stage import seen_in
 from tests.summaries.programs import program_of
 

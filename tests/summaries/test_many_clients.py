@@ -1,14 +1,12 @@
 """Thousands of clients: few draws are weighted, about a proposal, and the posterior is right."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np
 import pytest
 import torch
 
-from hierfl.data.clients import ClientData
+from hierfl import ClientData
 from hierfl.methods import two_stage
 from hierfl.summaries.weights import asked_of, everywhere, k_hats_of, smoothed
 from tests.programs import fit

@@ -1,7 +1,5 @@
 """Clients test on their own rows what was read of the program on a few."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +9,13 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import ClientBatch, ClientData, full_batch, methods
+from hierfl import ClientBatch, ClientData, Program, ProgramError, full_batch, methods
 from hierfl.core.process import double_precision
 from hierfl.data.batch import in_double
 from hierfl.methods.stages.checks import misread, points_to_test
 from hierfl.methods.stages.exact import Chains
 from hierfl.methods.stages.two_stage import seen_in, server_rounds
 from hierfl.program import read as reading_room
-from hierfl.program.program import Program, ProgramError
 from hierfl.summaries.reading import read_likelihood, seen_line
 from tests.summaries import programs
 from tests.summaries.programs import packed_rows, people, program_of, years

@@ -1,7 +1,5 @@
 """The noise of each mechanism that hierfl draws, 10^5 numbers of it, is that of scipy: all of them are Gaussian."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,9 +1,6 @@
 """Row noise on the sums of a Gaussian likelihood: what one row moves, what it costs, and whether intervals cover."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,14 +11,10 @@ import torch
 from scipy import integrate, stats
 from torch import Tensor
 
-from hierfl.core.trees import named_leaves
-from hierfl.data.clients import ClientData
+from hierfl import ClientData, ProgramError
 from hierfl.methods import two_stage
-from hierfl.nodes.run import fit_nodes
-from hierfl.program.program import ProgramError
 from hierfl.summaries.noisy_sums import log_of_sum
 from hierfl.summaries.row_noise import RowNoise
-from tests.nodes.one_process import machines
 from tests.programs import federation, fit
 
 pytestmark = pytest.mark.filterwarnings("ignore:the noise hides")
@@ -234,16 +227,3 @@ def test_intervals_cover(epsilon: float, rows: int) -> None:
     """Of 50 federations 90% intervals hold 90%, up to 3 standard errors."""
     for name, share in covered(epsilon, rows, 50).items():
         assert 0.78 <= share <= 1.0, (name, share)
-
-
-@pytest.mark.slow
-def test_engines_and_nodes_give_the_same(tmp_path: Path) -> None:
-    data, _ = simulated(4, clients=3)
-    here = fit(method(2.0), data)
-    sequential = fit(method(2.0), data, engine="sequential")
-    around = machines(method(2.0), data, tmp_path)
-    over = fit_nodes(method(2.0), around.agreement, around.ask, starts=around.starts())
-    for name, value in named_leaves(here.progress.server.factors).items():
-        for other in (sequential, over):
-            same = named_leaves(other.progress.server.factors)[name]
-            assert torch.allclose(same, value, atol=1e-6 * (1.0 + float(value.abs().max()))), name

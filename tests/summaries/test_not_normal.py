@@ -1,7 +1,5 @@
 """Local sites that are not Normal: the server samples what they are Normal given."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 import hierfl
-from hierfl.data.batch import ClientBatch
+from hierfl import ClientBatch
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.mixing import Mixing
 from hierfl.summaries.reading import read_likelihood
@@ -146,28 +144,6 @@ def test_the_posterior_is_that_of_a_grid(name: str) -> None:
         own = draws.own["a"].view(2000, 8)
     for k, level in enumerate(levels):
         assert abs(own[:, k].mean() - level[0]) < 0.18 * level[1], k
-
-
-@pytest.mark.slow
-def test_rates_are_those_of_a_closed_form() -> None:
-    """Given the shape, a Gamma rate of Poisson rows is Gamma again; the shape's posterior is summed on a grid."""
-    data = people(EIGHT)
-    found = fit(two_stage(rates, draws=DRAWS), data)
-    total = torch.stack([v.sum() for v in data.fields["visits"].split(data.counts.tolist())])
-    seen_visits, rows = total.numpy()[:, None], data.counts.numpy()[:, None].astype(float)
-    shape = np.linspace(0.02, 12.0, 3000)
-    each = stats.nbinom.logpmf(seen_visits, shape, 1.0 / (1.0 + rows)).sum(0)
-    log_p = each + stats.lognorm.logpdf(shape, 0.5, scale=np.exp(0.5))
-    p = np.exp(log_p - log_p.max())
-    p = p / p.sum()
-    mean, sd = moments(p, shape)
-    draws = found.draws(2000)
-    drawn = draws.shared["shape"].flatten()
-    assert abs(drawn.mean() - mean) < 0.15 * sd
-    assert 0.87 < drawn.std() / sd < 1.15
-    known = ((shape + seen_visits) / (1.0 + rows) * p).sum(1)
-    own = draws.own["rate"].view(2000, 8)
-    assert (np.abs(own.mean(0).numpy() - known) < 0.15 * own.std(0).numpy()).all()
 
 
 # ------------------------------------------------------------------------------------ what is seen

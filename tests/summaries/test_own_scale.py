@@ -1,7 +1,5 @@
 """Noise scales of clients' own: sums are the rows, one round suffices, and local draws are exact."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -11,16 +9,13 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import methods
+from hierfl import ClientBatch, ClientData, Fit, full_batch, methods
 from hierfl.core.process import double_precision
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
 from hierfl.laplace.mode import client_density
 from hierfl.laplace.trials import first_row
 from hierfl.methods import two_stage
 from hierfl.methods.stages.two_stage import seen_in
 from hierfl.program.handlers import unchecked
-from hierfl.runs.result import Fit
 from hierfl.summaries.exact import SummedRows, sums_of
 from hierfl.summaries.own_scale import drawn
 from hierfl.summaries.packed_rows import packed

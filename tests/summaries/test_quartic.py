@@ -1,7 +1,5 @@
 """Polynomials in the place of rows: their values, expectations and derivatives, and where they serve."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +13,8 @@ from torch import Tensor
 from torch.func import grad, jacrev
 
 import hierfl
+from hierfl import ClientBatch, ClientData, full_batch
 from hierfl.core.process import double_precision
-from hierfl.data.batch import ClientBatch, full_batch
-from hierfl.data.clients import ClientData
 from hierfl.methods import two_stage
 from hierfl.methods.stages import expanded
 from hierfl.methods.stages.state import TwoStageClientState

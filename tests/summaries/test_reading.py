@@ -1,7 +1,5 @@
 """What the likelihood of a client reads, and which of it enters through linear predictors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro
@@ -10,10 +8,9 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import ClientData, guides
+from hierfl import ClientBatch, ClientData, guides, read
 from hierfl.core.process import double_precision
-from hierfl.data.batch import ClientBatch, in_double
-from hierfl.program.read import read
+from hierfl.data.batch import in_double
 from hierfl.summaries.reading import Reading, read_likelihood, seen_line
 from tests.sampled import sampled
 from tests.summaries import programs

@@ -1,7 +1,5 @@
 """Row noise: how far one row moves what is sent, what the noise costs, and what is refused."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +13,16 @@ from scipy import stats
 from torch import Tensor
 
 import hierfl
+from hierfl import ClientData, ProgramError
 from hierfl.core.gaussians import Factor, rounded
 from hierfl.core.secret_noise import normals_at
 from hierfl.core.trees import named_leaves
-from hierfl.data.clients import ClientData
 from hierfl.methods import two_stage
 from hierfl.nodes.run import fit_nodes
-from hierfl.program.program import ProgramError
 from hierfl.summaries.row_noise import RowNoise
 from tests.nodes.one_process import machines
 from tests.programs import federation, fit
+from tests.summaries import test_noisy_sums as noisy_sums
 
 DRAWS = 100
 
@@ -107,13 +105,16 @@ def test_it_ends_by_itself_states_its_budget_and_sends_no_ratios() -> None:
 
 
 @pytest.mark.slow
-def test_every_engine_and_nodes_give_the_same(tmp_path: Path) -> None:
-    data = rows()
+@pytest.mark.filterwarnings("ignore:the noise hides")
+@pytest.mark.parametrize("kind", ["rounds", "sums"])
+def test_every_engine_and_nodes_give_the_same(kind: str, tmp_path: Path) -> None:
+    data, how = rows(), method()
+    if kind == "sums":
+        data, how = noisy_sums.simulated(4, clients=3)[0], noisy_sums.method(2.0)
     data = data.select(sorted(data.names))
-    here = fit(method(), data)
-    sequential = fit(method(), data, engine="sequential")
-    around = machines(method(), data, tmp_path)
-    over = fit_nodes(method(), around.agreement, around.ask, starts=around.starts())
+    here, sequential = fit(how, data), fit(how, data, engine="sequential")
+    around = machines(how, data, tmp_path)
+    over = fit_nodes(how, around.agreement, around.ask, starts=around.starts())
     for name, value in named_leaves(here.progress.server.factors).items():
         for other in (sequential, over):
             same = named_leaves(other.progress.server.factors)[name]

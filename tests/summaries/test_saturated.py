@@ -4,8 +4,6 @@ Own unknowns and coefficients are integrated out, and 2^16 quasi-random points o
 scales are weighted by the likelihood that is left.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,9 +16,8 @@ import torch
 from torch import Tensor
 
 import hierfl
+from hierfl import ClientBatch, ClientData
 from hierfl.core.importance_sampling import normal_points
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
 from tests.sampled import sampled
 
 # covariance of the rows of a client at points (S, n, n), design (n, P), and rows of N clients (N, n)

@@ -1,7 +1,5 @@
 """Clients whose factors conflict with all others': closed forms, calibration, and wrong ones that are found."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from dataclasses import replace
@@ -15,8 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 import hierfl
-from hierfl import models
-from hierfl.data.batch import ClientBatch
+from hierfl import ClientBatch, models
 from hierfl.diagnostics.checks_of_rounds import clients_of_rounds
 from hierfl.diagnostics.verdict import of_history
 from hierfl.engine.aggregate import said_of_conflicts

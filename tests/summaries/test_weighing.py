@@ -1,7 +1,5 @@
 """A client's exact log marginal likelihood, by importance sampling about its factor."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from hierfl import ClientBatch
 from hierfl.core.process import double_precision
-from hierfl.data.batch import ClientBatch
 from hierfl.summaries import weighing
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.reading import read_likelihood, seen_line

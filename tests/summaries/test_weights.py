@@ -1,7 +1,5 @@
 """Draws about weighted ones where a client's weights are heavy: a client without events alone in its region."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -11,8 +9,7 @@ import pytest
 import torch
 
 import hierfl
-from hierfl.data.batch import ClientBatch
-from hierfl.data.clients import ClientData
+from hierfl import ClientBatch, ClientData
 from hierfl.methods.stages.weighting import MOST_PROPOSED
 from hierfl.program.sites import Model
 from hierfl.summaries import weights

@@ -1,7 +1,5 @@
 """Each family with parameters, a few responses, and its log density by scipy or written out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

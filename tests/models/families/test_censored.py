@@ -1,7 +1,5 @@
 """Censored and late times against scipy and numerical integrals."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """Every family's log density, mean and draws, against scipy or a written-out formula."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

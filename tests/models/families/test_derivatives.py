@@ -1,7 +1,5 @@
 """First and second derivatives of every likelihood, which the Laplace steps of two_stage need."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.stats as st

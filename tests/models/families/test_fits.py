@@ -1,7 +1,5 @@
 """Every family in a program: checked, fitted, predicted and drawn from by hierfl; two_stage finds the truth."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

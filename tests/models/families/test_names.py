@@ -1,7 +1,5 @@
 """Names, links, expressions and default priors of the families."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

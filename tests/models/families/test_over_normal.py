@@ -1,7 +1,5 @@
 """A response averaged over a Normal linear predictor, against scipy's adaptive integration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

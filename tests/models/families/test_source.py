@@ -1,7 +1,5 @@
 """Priors as text: the expression evaluates to an equal distribution."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro.distributions as dist

@@ -1,7 +1,5 @@
 """What each family refuses, with row, value and the family that can have it; and the prior of thresholds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
