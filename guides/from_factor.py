@@ -100,6 +100,14 @@ class FromFactor:
         return self.hierarchy is not None and self.spread is None and is_few
 
     @property
+    def evaluated(self) -> int:
+        """At how many candidates of a draw its client's density is evaluated; 1 if the factor is exact."""
+        hierarchy = self.hierarchy
+        if hierarchy is None or self.spread is not None or hierarchy.spread is not None:
+            return 1
+        return self.candidates * (1 if hierarchy.mixing is None else MORE)
+
+    @property
     def mixing_nodes(self) -> int:
         """At how many values of the mixing parameters the shrinkage is summed."""
         size = 0 if self.hierarchy is None else self.hierarchy.mixing_size
@@ -185,8 +193,7 @@ class FromFactor:
             with poutine.block(hide_types=["sample", "observe"]), double_precision():
                 w, log_q = exactly(hierarchy, self.spread, z, own, row, first.double())
             return w[:, None].to(drawn.vector), log_q[:, None].to(drawn.vector)
-        count = self.candidates * (1 if hierarchy.mixing is None else MORE)
-        count = count if hierarchy.spread is None else 1  # the factor is exact
+        count = self.evaluated
         e = first[None] if count == 1 else spread_out(first, count)
         # half of them are by the wide factor, or of the prior alone where there are mixing variables
         with_prior = self.with_prior and hierarchy.mixing is None

@@ -172,3 +172,26 @@ def repeated(batch: ClientBatch, least: int) -> ClientBatch:
     index = torch.arange(least) % batch.num_rows
     fields = {name: v.index_select(1, index) for name, v in batch.fields.items()}
     return replace(batch, fields=fields, rows=None)
+
+
+@torch.enable_grad()
+def slopes_of(function: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
+    """Return the Jacobian (n, V) of a function at v (V,), by min(n, V) backward passes and one more.
+
+    A program that loops over columns has hundreds of predictors, which read few scalars. The gradient of
+    a weighted sum of predictors is linear in the weights: its own gradients are the columns.
+    """
+    v = v.detach().requires_grad_()
+    value = function(v) + 0.0 * v.sum()
+    if len(value) <= len(v):
+        return torch.stack(_gradients(value, v))
+    weights = torch.zeros_like(value, requires_grad=True)
+    (along,) = torch.autograd.grad(value, v, weights, create_graph=True)
+    return torch.stack(_gradients(along, weights), -1)
+
+
+def _gradients(values: Tensor, at: Tensor) -> list[Tensor]:
+    return [
+        torch.autograd.grad(value, at, retain_graph=True, materialize_grads=True)[0]
+        for value in values
+    ]

@@ -190,8 +190,7 @@ def draws_at_once(rows: int, program: Program) -> int:
 
 def wide_draws_at_once(rows: int, program: Program, width: int = 1) -> int | None:
     """Return how many clients x draws of `width` values a row are carried at once; None: of one value."""
-    nodes = nodes_of_rows(program)
-    wide = width if nodes == 1 else nodes * max(width, candidates_of(program))
+    wide = nodes_of_rows(program) * max(width, candidates_of(program))
     return None if wide == 1 else max(1, CLIENT_DRAW_ROWS_AT_ONCE // (wide * max(rows, LIKE_ROWS)))
 
 
@@ -202,8 +201,8 @@ def nodes_of_rows(program: Program) -> int:
 
 
 def candidates_of(program: Program) -> int:
-    """Return of how many candidates the guide chooses a local draw."""
-    return getattr(program.guide, "candidates", 1)
+    """Return at how many candidates of a local draw the guide evaluates a client's rows."""
+    return getattr(program.guide, "evaluated", 1)
 
 
 def at_each_draw(

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from pyro import distributions as dist
 from pyro import poutine
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hierfl.methods.stages.state import ServerState
@@ -33,16 +34,21 @@ MIXTURES = (dist.MixtureSameFamily, Mixture)
 SUMS = (torch.logsumexp, torch.logaddexp, torch.Tensor.logsumexp, torch.Tensor.logaddexp)
 
 
-class _SumsOfDensities(TorchFunctionMode):
-    """Notes whether logs of sums were taken."""
+class _LogSums(TorchFunctionMode):
+    """Adds a zero to each log of a sum, by which densities can be differentiated."""
 
-    taken = False
+    def __init__(self) -> None:
+        super().__init__()
+        self.zeros: list[Tensor] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        self.taken |= func in SUMS
-        return func(*args, **(kwargs or {}))
+        value = func(*args, **(kwargs or {}))
+        if func not in SUMS:
+            return value
+        self.zeros.append(torch.zeros_like(value, requires_grad=True))
+        return value + self.zeros[-1]
 
 
 def may_hide_modes(
@@ -75,13 +81,29 @@ def is_curved(program: Program) -> bool:
 def is_mixture(program: Program) -> bool:
     """Return whether the density of some observed row is a mixture, or a sum over discrete sites.
 
-    So is a factor of which some log of a sum is taken.
+    So is a factor with the log of a sum, unless the log is subtracted: a normalizing sum, as of a
+    ranking or of a set at risk, is log-concave in linear predictors.
     """
     if any("+" in name for name in program.factors):  # the terms of a discrete site, joined
         return True
-    sums = _SumsOfDensities()
-    with untouched_store(), unchecked(), Center(), sums:
+    sums = _LogSums()
+    with untouched_store(), unchecked(), Center(), torch.enable_grad(), sums:
         nodes: dict[str, Any] = poutine.trace(program.model).get_trace(program.prototype).nodes
-    if program.factors and sums.taken and program.row_sites is None:  # whose integrals are sums
-        return True
+    if sums.zeros and program.row_sites is None:  # whose integrals are sums
+        factors = [nodes[name]["fn"].log_prob(nodes[name]["value"]) for name in program.factors]
+        if any(map(is_added, slopes(factors, sums.zeros))):
+            return True
     return any(isinstance(base_of(nodes[name]["fn"]), MIXTURES) for name in program.labels)
+
+
+def slopes(densities: Sequence[Tensor], at: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients of the sum of log densities by the tensors that they depend on."""
+    total = torch.stack([density.sum() for density in densities]).sum() if densities else None
+    if total is None or not total.requires_grad:
+        return []
+    return [v for v in torch.autograd.grad(total, at, allow_unused=True) if v is not None]
+
+
+def is_added(slope: Tensor) -> bool:
+    """Return whether a log of a sum with this gradient may be added; a gradient of 0 does not say."""
+    return bool((slope > 0.0).any()) or not bool((slope < 0.0).any())

@@ -20,7 +20,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.functional import jacobian
 
 from hierfl.core.importance_sampling import frames, normal_points
 from hierfl.core.process import double_precision
@@ -33,6 +32,7 @@ from hierfl.laplace.trials import (
     moved_rows,
     nearly_equal,
     nearness,
+    slopes_of,
     terms_at,
     trial,
 )
@@ -309,7 +309,7 @@ def _tried(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Line | N
     )
     points = [start + near * away for away in points]
     slopes = torch.stack(
-        [jacobian(lambda v: predictors(reading.terms(v, batch)), v) for v in points]
+        [slopes_of(lambda v: predictors(reading.terms(v, batch)), v) for v in points]
     )
     constant = ((slopes - slopes[0]).abs() <= EXACT * (1.0 + slopes[0].abs())).all(0).all(0)
     constant &= bool(slopes.any())  # where all probabilities are 0 or 1, nothing is seen

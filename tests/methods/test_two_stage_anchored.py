@@ -305,6 +305,21 @@ def test_an_integral_over_a_site_of_a_row_is_no_mixture() -> None:
         assert not is_mixture(federate(hierfl.methods.two_stage(program), data, seed=0).program)
 
 
+def ranked(batch: ClientBatch) -> None:
+    """The first of three is chosen, and then one of two: logs of sums are subtracted."""
+    worth = pyro.sample("worth", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+    with batch.clients(), batch.data():
+        score = batch.y[..., None] * worth
+        left = torch.logaddexp(score[..., 1], score[..., 2])
+        chosen = score[..., :2].sum(-1)
+        pyro.factor("order", chosen - score.logsumexp(-1) - left)
+
+
+def test_a_normalizing_sum_is_no_mixture() -> None:
+    data = ClientData.from_arrays(["c"] * 48, y=EYES)
+    assert not is_mixture(federate(hierfl.methods.two_stage(ranked), data, seed=0).program)
+
+
 def test_a_heavy_tail_of_any_round_counts_where_rows_are_curved() -> None:
     """The second draws of Orange trees are about the first, whose tails had ended: their k-hat is 0."""
     trees = program_of("orange")

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from hierfl.diagnostics.convergence import convergence
 from hierfl.diagnostics.pac_bayes import pac_bayes
 from hierfl.engine import client_store
 from hierfl.engine.client_store import Stored
+from hierfl.engine.federation import Settings, federate
 from hierfl.guides import amortized, mean_field
 from hierfl.methods import fedsvi, two_stage
 from hierfl.posterior import client_loop, prediction
@@ -79,6 +82,26 @@ def test_engines_and_chunks_change_no_answer(inside: Fit, monkeypatch: pytest.Mo
     monkeypatch.setattr(client_loop, "MOST_CLIENT_DRAWS", 6)
     for name, ask in ASKED.items():
         assert torch.allclose(ask(inside), wanted[name], atol=1e-10), name
+
+
+def curved(batch: ClientBatch) -> None:
+    """Two scalars of a client, which no linear predictor combines."""
+    with batch.clients():
+        own = pyro.sample("own", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with batch.data():
+            loc = own[..., 0] * (batch.x * own[..., 1]).exp()
+            pyro.sample("y", dist.Normal(loc, 1.0), obs=batch.y)
+
+
+def test_candidates_that_read_rows_count_among_the_draws_carried_at_once() -> None:
+    """4,000 draws of 30 clients of six rows took 3.5 GB; an exact factor has no candidates."""
+    rows = ClientData.from_arrays(list("aabb"), x=torch.arange(4.0), y=torch.ones(4))
+    loose = federate(two_stage(curved), rows).program
+    count = client_loop.candidates_of(loose)
+    wide = client_loop.wide_draws_at_once(100, loose)
+    assert count > 1 and wide == client_loop.CLIENT_DRAW_ROWS_AT_ONCE // (100 * count)
+    exact = federate(two_stage(regression), federation()).program
+    assert client_loop.wide_draws_at_once(100, exact) is None
 
 
 def test_a_restriction_is_a_snapshot_of_its_clients(inside: Fit) -> None:
