@@ -30,6 +30,7 @@ MOST_STEPS = 32  # of a trajectory
 LEAPS = 8  # gradients a trajectory, by which the work of two kinds of chains is compared
 BY_ROOT = 0.25  # gradients of one after the first, by the root of how many scalars move
 WINDOWS = (0.2, 0.4, 0.6, 0.8)  # parts of the warm-up after which the whitening is renewed
+SHORT, OFTEN = 0.125, 4  # of a step, and one such trajectory in so many
 LEAST_ACCEPTED = 0.3  # mean chance of a trajectory to be accepted, below which chains do not fit
 SLOW, TRIAL = (
     16,
@@ -130,12 +131,14 @@ def sampled(
     before: Sampled | None = None,
     warmed: Callable[[float], None] = lambda leaps: None,
     on_trial: bool = False,
+    were_held: bool = False,
 ) -> Sampled:
     """Return S = `draws` of a density over all chains, which start at `start` (C, K).
 
     Mixing and errors are those of the numbers `judged` (C, J) of the states (C, K). Chains `before`
     go on as they were, with their draws. `warmed` is told how many gradients an iteration takes.
-    Chains `on_trial` end early where after half of the warm-up a trajectory is long.
+    Chains `on_trial` end early where after half of the warm-up a trajectory is long. Where some
+    `were_held`, some trajectories are of short steps, which the steepest places take.
     """
     jumps = jumps and 0 < len(whitening.tril) <= MOST_JUMPING
     g = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
@@ -169,13 +172,15 @@ def sampled(
     steps: list[Tensor] = []
     for i in range(warmup, total):
         working(f"chains, iteration {i} of {total}")
-        state, taken, chance = _iterated(density, state, whitening, size, g)
+        is_short = were_held and i % OFTEN == 0
+        state, taken, chance = _iterated(density, state, whitening, size, g, short=is_short)
         if jumps and i % JUMPS == 0:
             state = _jumped(density, state, whitening, g)
-        moves, accepted = moves + taken, accepted + chance
+        moves, accepted = moves + taken, accepted + (0.0 if is_short else chance)
         steps.append(whitening.at(state.at))
     # a single chain that never moves hardly shows in R-hat
-    held = bool((moves < MOVES * len(steps)).any()) or accepted < LEAST_ACCEPTED * len(steps)
+    whole = len(steps) * (OFTEN - 1) // OFTEN if were_held else len(steps)
+    held = bool((moves < MOVES * len(steps)).any()) or accepted < LEAST_ACCEPTED * whole
     states = torch.stack(steps)
     parts = [judged(z) for z in states.flatten(0, 1).split(JUDGED)]
     numbers = torch.cat(parts).unflatten(0, states.shape[:2])
@@ -252,11 +257,18 @@ def _at(density: Density, at: Tensor, whitening: Whitening) -> _State:
 
 
 def _iterated(
-    density: Density, state: _State, whitening: Whitening, size: float, g: torch.Generator
+    density: Density,
+    state: _State,
+    whitening: Whitening,
+    size: float,
+    g: torch.Generator,
+    *,
+    short: bool = False,
 ) -> tuple[_State, Tensor, float]:
     """Take one trajectory of every chain; also which moved (C,), and the mean acceptance."""
     length = LENGTH * (0.4 + 1.2 * float(torch.rand((), generator=g)))
     steps = min(MOST_STEPS, max(1, round(length / size)))
+    size = SHORT * size if short else size
     momentum = torch.randn(state.at.shape, generator=g, dtype=state.at.dtype)
     now, speed = state, momentum
     for _ in range(steps):

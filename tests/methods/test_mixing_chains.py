@@ -162,12 +162,12 @@ class _Chains(ChainCoordinates):
 
     def __init__(self, *r_hats: float) -> None:
         self.r_hats, self.asked, self.seconds = list(r_hats), list[float](), 1.0
-        self.joint = cast(Joint, SimpleNamespace(count=2))
+        self.joint = cast(Joint, SimpleNamespace(count=2, has_own=True))
 
     def sampled(self, *args: Any, needed: float = 0.0, **more: Any) -> Sampled:
         _, _, _, least, *before = args
         self.asked.append(before[1] if before else needed)
-        steps = torch.zeros(least + (len(before[0].steps) if before else 0), 2, 1)
+        steps = torch.zeros(least + (len(before[0].steps) if before and before[0] else 0), 2, 1)
         whitening = Whitening(torch.zeros(1), torch.eye(1), torch.ones(0))
         known = (self.r_hats[len(self.asked) - 1], 9.0, (1.0, 0.0), whitening, 0.5)
         return Sampled(steps[0], *known, steps, steps, 4.0)

@@ -17,7 +17,7 @@ from hierfl.diagnostics.convergence import convergence
 from hierfl.diagnostics.pac_bayes import pac_bayes
 from hierfl.engine import client_store
 from hierfl.engine.client_store import Stored
-from hierfl.engine.federation import Settings, federate
+from hierfl.engine.federation import federate
 from hierfl.guides import amortized, mean_field
 from hierfl.methods import fedsvi, two_stage
 from hierfl.posterior import client_loop, prediction

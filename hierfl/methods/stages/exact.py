@@ -167,7 +167,7 @@ class Chains:
 
     def _renewed(self, here: ChainCoordinates, drawn: Sampled) -> NewCoordinates | None:
         """Return coordinates by factors about draws; None where they are no better."""
-        if here.joint is not self.joint or self.joint.nodes is not None or not self.joint.own:
+        if here.joint is not self.joint or not self.joint.has_own:
             return None
         start = self._starts.about_draws(drawn.draws, here.standard)
         return start and (replace(here, standard=start.standard), *start[1:])

@@ -91,9 +91,14 @@ class Joint:
         self.gradient = Gradient(self._value)
 
     @property
+    def has_own(self) -> bool:
+        """Whether clients' scalars are among the coordinates."""
+        return self.own > 0 and self.nodes is None
+
+    @property
     def size(self) -> int:
         """K + N E, or K."""
-        return self.shared + (self.rows.clients * self.own if self.nodes is None else 0)
+        return self.shared + (self.rows.clients * self.own if self.has_own else 0)
 
     def at(self, x: Tensor, standard: Standard) -> tuple[Tensor, Tensor]:
         """Return log densities (S,) and gradients (S, K + N E) at points x, of which some at a time."""

@@ -27,6 +27,7 @@ STUCK, GAIN = 0.2, 0.8  # an excess of R-hat over 1 that has to fall by this fac
 SURE = 0.05  # Monte Carlo error of a scalar's sd, relative to it, above which they run on
 # times the most iterations: chains that need more end unmixed, or with twice that error
 HOPELESS = 4.0
+CHEAP = 8.0  # seconds of counted work, up to which chains run on whatever R-hat does
 HELD = 0.25  # what effective draws are worth where a chain is held, which begins again
 DENSE = 100  # scalars that are whitened by a matrix in the program's own coordinates
 
@@ -60,6 +61,7 @@ class ChainCoordinates:
         before: Sampled | None = None,
         needed: float = 0.0,
         on_trial: bool = False,
+        were_held: bool = False,
     ) -> Sampled:
         """Return draws of all chains, after a warm-up or after draws before; `needed` are said to mix."""
         done = 0 if before is None else len(before.steps)
@@ -88,7 +90,12 @@ class ChainCoordinates:
             before=before,
             warmed=warmed,
             on_trial=on_trial,
+            were_held=were_held,
         )
+
+    def is_cheap(self, drawn: Sampled) -> bool:
+        """Return whether so many iterations take little counted work."""
+        return len(drawn.steps) * drawn.leaps * self.seconds < CHEAP
 
     def worth(self, drawn: Sampled) -> float:
         """Return how many effective draws a second of counted work gives, a part where a chain is held."""
@@ -123,8 +130,8 @@ def until_mixed(
 
     Where the first ones do not mix at once, `others` are tried.
     """
-    here, before = first, math.inf
-    drawn = first.sampled(start, whitening, WARM, LEAST, on_trial=True)
+    here, before, held = first, math.inf, False
+    drawn = first.sampled(start, whitening, WARM, LEAST, on_trial=first.joint.has_own)
     for coordinates in others:
         new = None if is_mixed(drawn) else coordinates(here, drawn)
         if new is None:
@@ -132,20 +139,21 @@ def until_mixed(
         tried = new[0].sampled(*new[1:], WARM, LEAST, on_trial=True)
         if new[0].worth(tried) > here.worth(drawn):
             here, drawn = new[0], tried
-    while not is_mixed(drawn) and (done := len(drawn.steps)) < MOST:
+    while not is_mixed(drawn) and ((done := len(drawn.steps)) < MOST or here.is_cheap(drawn)):
         excess = drawn.r_hat - 1.0
         # chains that hold are renewed
         again = math.isinf(excess) and not math.isinf(before)
         still = needed(drawn)
         is_stuck = excess >= max(STUCK, GAIN * before) or still > HOPELESS * MOST
-        if done > LEAST and is_stuck and not again:
+        if done > LEAST and is_stuck and not again and not here.is_cheap(drawn):
             break
-        before = excess
+        before, held = excess, held or math.isinf(excess)
         if (done < RENEWED and here is first) or math.isinf(excess):
-            again_from = thinned(drawn.draws, here.joint.count)
-            drawn = here.sampled(again_from, drawn.whitening, WARM // 2, 2 * done, needed=still)
+            at, to, old = thinned(drawn.draws, here.joint.count), 2 * done, None
         else:
-            drawn = here.sampled(drawn.steps[-1], drawn.whitening, 0, done, drawn, still)
+            at, to, old = drawn.steps[-1], done, drawn
+        warmup = WARM // 2 if old is None else 0
+        drawn = here.sampled(at, drawn.whitening, warmup, to, old, still, were_held=held)
     return here, drawn
 
 
