@@ -32,10 +32,8 @@ BY_ROOT = 0.25  # gradients of one after the first, by the root of how many scal
 WINDOWS = (0.2, 0.4, 0.6, 0.8)  # parts of the warm-up after which the whitening is renewed
 SHORT, OFTEN = 0.125, 4  # of a step, and one such trajectory in so many
 LEAST_ACCEPTED = 0.3  # mean chance of a trajectory to be accepted, below which chains do not fit
-SLOW, TRIAL = (
-    16,
-    4,
-)  # steps of a trajectory that is long, and the part of the least iterations it has on trial
+SLOW = 16  # steps of a trajectory that is long
+TRIAL = 4  # part of the least iterations that chains of such trajectories have on trial
 MOVES = 0.1  # share of accepted trajectories below which a chain is stuck
 TAIL = 1.645  # normal score of the 95% point
 JUMPS, FREEDOM, WIDER = 2, 5.0, 1.5  # iterations from jump to jump; the t, in whitened coordinates

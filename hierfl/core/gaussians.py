@@ -34,7 +34,7 @@ class Normal(NamedTuple):
         return Normal(mean[..., 0], unit_lower.mT @ self.precision @ unit_lower, self.log_det)
 
 
-def slopes_of(means: Callable[[Tensor], Tensor], at_zero: Tensor) -> Tensor:
+def slopes_along(means: Callable[[Tensor], Tensor], at_zero: Tensor) -> Tensor:
     """Return how far means (C, D), which are linear in x (D,), move with it, (C, D, D)."""
     axes = torch.eye(at_zero.shape[-1], dtype=at_zero.dtype)
     return (torch.vmap(means)(axes) - at_zero).permute(1, 2, 0)

@@ -175,7 +175,7 @@ def repeated(batch: ClientBatch, least: int) -> ClientBatch:
 
 
 @torch.enable_grad()
-def slopes_of(function: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
+def jacobian_of(function: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
     """Return the Jacobian (n, V) of a function at v (V,), by min(n, V) backward passes and one more.
 
     A program that loops over columns has hundreds of predictors, which read few scalars. The gradient of

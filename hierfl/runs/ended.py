@@ -134,7 +134,7 @@ def why_tired(history: Sequence[Mapping[str, Any]]) -> str | None:
         k_hat, effective = last.get("k_hat", 0.0), last.get("effective", math.inf)
         if k_hat < K_HAT and effective >= LEAST_EFFECTIVE:
             return None
-        return f"the weights of the rounds cannot be trusted (k-hat {k_hat:.2f})"
+        return _distrusted(k_hat)
     distances = (_away(record) for record in history if record.get("stage") == GATHER)
     away = [v for v in distances if v is not None]
     if len(away) <= 2 * PATIENCE or min(away[-PATIENCE:]) < GAIN * min(away[:-PATIENCE]):
@@ -147,6 +147,10 @@ def _away(record: Mapping[str, Any]) -> float | None:
     if "moved" not in record and "changed" not in record:
         return None
     return max(record.get("moved", math.inf) / STILL, record.get("changed", math.inf) / STILL_SD)
+
+
+def _distrusted(k_hat: float) -> str:
+    return f"the weights of the rounds cannot be trusted (k-hat {k_hat:.2f})"
 
 
 def _failed(where: Progress) -> bool:
@@ -200,7 +204,7 @@ class Fallback:
             return why
         if not done and self._are_long(where):
             if _failed(where):
-                return f"the weights of the rounds cannot be trusted (k-hat {where.history[-1]['k_hat']:.2f})"
+                return _distrusted(where.history[-1]["k_hat"])
             taken = "1 round was" if where.round == 1 else f"{where.round} rounds were"
             return f"{taken} not enough, and chains are faster than more rounds"
         if not done or bool(where.server.chained):

@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import Normal, Quadratic, slopes_of, times_factor, without_own
+from hierfl.core.gaussians import Normal, Quadratic, slopes_along, times_factor, without_own
 from hierfl.core.trees import tree_class
 from hierfl.data.batch import ClientBatch, in_dtype
 from hierfl.laplace.trials import prior_sites_at
@@ -216,7 +216,7 @@ class Hierarchy:
 
         sites = self.normals(sites or self.given(z, batch, t), t)
         normal = Normal(means_of(own, sites), *precision_of(own, sites))
-        normal = normal.unchained(slopes_of(means, normal.mean)) if self.chained[0] else normal
+        normal = normal.unchained(slopes_along(means, normal.mean)) if self.chained[0] else normal
         if self.reading.effects is None:
             return normal
         moved, scale = self.reading.effects.at(z)
@@ -277,7 +277,7 @@ class Hierarchy:
         def means(m: Tensor) -> Tensor:
             return means_of(self.linear_sites, self.sites(self.whole(m, scales), zero, self.row))
 
-        return slopes_of(means, means(scales.new_zeros(len(self.inside))))
+        return slopes_along(means, means(scales.new_zeros(len(self.inside))))
 
     def slopes_at(self, z: Tensor, batch: ClientBatch, t: Tensor | None = None) -> Tensor:
         """Return how far (mean of w, u) move with m: (C, V, Km), or (1, V, Km) for all clients."""

@@ -29,10 +29,10 @@ from hierfl.laplace.trials import (
     FAILS,
     SIZES,
     is_linear,
+    jacobian_of,
     moved_rows,
     nearly_equal,
     nearness,
-    slopes_of,
     terms_at,
     trial,
 )
@@ -309,7 +309,7 @@ def _tried(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Line | N
     )
     points = [start + near * away for away in points]
     slopes = torch.stack(
-        [slopes_of(lambda v: predictors(reading.terms(v, batch)), v) for v in points]
+        [jacobian_of(lambda v: predictors(reading.terms(v, batch)), v) for v in points]
     )
     constant = ((slopes - slopes[0]).abs() <= EXACT * (1.0 + slopes[0].abs())).all(0).all(0)
     constant &= bool(slopes.any())  # where all probabilities are 0 or 1, nothing is seen

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hierfl.laplace.trials import slopes_of
+from hierfl.laplace.trials import jacobian_of
 
 
 @pytest.mark.parametrize(("rows", "scalars"), [(2, 5), (40, 3)])
@@ -29,8 +29,8 @@ def test_slopes_take_as_few_backward_passes_as_they_have_sides(
         return (design @ v).sin()
 
     expected = (design @ at).cos()[:, None] * design
-    found = slopes_of(curve, at)
+    found = jacobian_of(curve, at)
     assert torch.allclose(found, expected, atol=1e-12)
     assert bool((found[:, -1] == 0.0).all())
     assert len(passes) <= min(rows, scalars) + 1
-    assert torch.equal(slopes_of(lambda v: torch.ones(rows), at), torch.zeros(rows, scalars))
+    assert torch.equal(jacobian_of(lambda v: torch.ones(rows), at), torch.zeros(rows, scalars))

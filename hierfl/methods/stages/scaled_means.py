@@ -55,21 +55,30 @@ class ScaledMeans:
         inside, outside = mine.nonzero()[:, 0], (~mine).nonzero()[:, 0]
         return inside, outside, torch.argsort(torch.cat([inside, outside]))
 
+    @cached_property
+    def _depth(self) -> int:
+        """How many scaled sites are at most in a row, of which each is the mean of the next."""
+        origin = self.hierarchy.reading.origin.double()
+        x = origin + AWAY * torch.randn(len(origin), generator=torch.Generator().manual_seed(0))
+        placed = [self._placed(x, depth)[0] for depth in range(len(self.sites) + 1)]
+        return next(i for i, z in enumerate(placed) if torch.equal(z, placed[-1]))
+
     def at(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return z (S, K) at x (S, K), and by how much the log of volume grows, (S,)."""
         if not self.sites:
             return x, x.new_zeros(len(x))
+        depth = self._depth
+        z, growth = _mapped(lambda x: self._placed(x, depth), x)
+        return z, growth
+
+    def _placed(self, x: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        """Return z (K,) at x (K,), by means so deep, and by how much the log of volume grows, ()."""
         inside, outside, order = self._order
-
-        def one(x: Tensor) -> tuple[Tensor, Tensor]:
-            e, others, z, growth = x[inside], x[outside], x, x[0]
-            for _ in self.sites:  # whose mean may move with those before
-                loc, root = self._normal(z)
-                z = torch.cat([loc + times(root, e), others])[order]
-                growth = root.diagonal().log().sum()
-            return z, growth
-
-        z, growth = _mapped(one, x)
+        z, growth = x, x.sum() * 0.0
+        for _ in range(depth):
+            loc, root = self._normal(z)
+            z = torch.cat([loc + times(root, x[inside]), x[outside]])[order]
+            growth = root.diagonal().log().sum()
         return z, growth
 
     def back(self, z: Tensor) -> Tensor:
