@@ -25,7 +25,9 @@ ORDERS = {
     2: (7, 11, 17, 25),
 }  # numbers of a row -> nodes of each, tried in turn
 UNCHANGED = 0.02  # nats of all rows together
-POINTS, AWAY = 3, 0.5  # where integrals are compared: the centers of priors, and points near them
+# where integrals are compared: the centers of priors, and points near them, each at another label
+POINTS, AWAY = 3, 0.5
+MOST_LABELS = 16  # of a discrete site that are tried
 
 
 def without_row_sites(model: Model, data: ClientData) -> tuple[Model, Structure | None]:
@@ -63,7 +65,9 @@ def _ordered(
     if term.steps:
         return term
     mask, shape = batch.mask(), torch.Size((batch.num_clients, batch.num_rows))
-    points = [_rows_at(model, batch, structure, seed) for seed in range(POINTS)]
+    first, labels = _rows_at(model, batch, structure, 0)
+    seeds = range(1, max(POINTS, min(labels, MOST_LABELS)))
+    points = [first, *(_rows_at(model, batch, structure, seed)[0] for seed in seeds)]
     centers = [rows.center(term, shape) for rows in points]
     # the modes are the same at any order
     fits = [
@@ -91,9 +95,11 @@ def _ordered(
     return term._replace(order=ORDERS[size][-1])
 
 
-def _rows_at(model: Model, batch: ClientBatch, structure: Structure, seed: int) -> RowSites:
-    """Return the rows of a program near the centers of its priors, in double precision."""
-    rows = RowSites(model, batch, structure)
-    with Center(), Fixed({}), Near(AWAY * min(seed, 1), seed), Integrating(rows):
+def _rows_at(
+    model: Model, batch: ClientBatch, structure: Structure, seed: int
+) -> tuple[RowSites, int]:
+    """Return a program's rows near the centers of its priors, at a label, and how many labels there are."""
+    rows, fixed = RowSites(model, batch, structure), Fixed({}, label=seed)
+    with Center(), fixed, Near(AWAY * min(seed, 1), seed), Integrating(rows):
         poutine.trace(model).get_trace(batch)
-    return rows
+    return rows, fixed.labels

@@ -52,18 +52,20 @@ class LabelGivenRow(ProgramError):
 
 
 class Fixed(Messenger):
-    """Sets latent sites to given values, discrete ones to their first, all others to their centers."""
+    """Sets latent sites to given values, discrete ones to a label in turn, all others to their centers."""
 
-    def __init__(self, values: Mapping[str, Tensor]) -> None:
+    def __init__(self, values: Mapping[str, Tensor], label: int = 0) -> None:
         super().__init__()
-        self.values = values
+        self.values, self.label, self.labels = values, label, 1  # most of a discrete site
 
     def _pyro_sample(self, msg: Site) -> None:
         if not is_latent(msg) or msg["done"]:
             return
         value = self.values.get(msg["name"])
         if value is None and is_enumerable(msg):
-            value = msg["fn"].enumerate_support(expand=True)[0]
+            support = msg["fn"].enumerate_support(expand=True)
+            value = support[self.label % len(support)]
+            self.labels = max(self.labels, len(support))
         elif value is None and in_data(msg):
             value = _first(msg["fn"])
         if value is not None:

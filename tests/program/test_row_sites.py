@@ -319,12 +319,19 @@ def rates(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
     pyro.sample("n", dist.Poisson(rate), obs=batch.n)
 
 
+@of_rows
+def present(batch: ClientBatch, own: Tensor, scale: Tensor) -> None:
+    e = pyro.sample("e", dist.Normal(own, scale))
+    z = pyro.sample("z", dist.Bernoulli(0.5))  # at 0 the rows tell nothing of e
+    pyro.sample("n", dist.Poisson(0.1 + z * e.exp()), obs=batch.n)
+
+
 NORMAL = ("normal", "measured", "nested", "vector", "labeled", "lacking", "loop")
 QUADRATIC = [(PAIRS[name][0], True) for name in NORMAL]
 
 
 @pytest.mark.parametrize(
-    ("model", "quadratic"), [*QUADRATIC, (probit, False), (counts, False), (rates, False)]
+    ("model", "quadratic"), [*QUADRATIC, *((of, False) for of in (probit, counts, rates, present))]
 )
 def test_integrals_of_quadratic_log_densities_take_no_nodes(
     model: Program, quadratic: bool
