@@ -229,6 +229,9 @@ class ToldDesign(NamedTuple):
         designs: Sequence[Design], columns: Mapping[str, Floats], response: Any, least: int
     ) -> ToldDesign:
         """Return it of columns, (n,), with NaN where `mi()` lacks a value."""
+        if least < 2:  # nothing is withheld
+            every = {name: sums(values[np.isfinite(values)]) for name, values in columns.items()}
+            return ToldDesign(Told(every, dict(columns), dict(columns)), response)
         curves: dict[Any, list[str]] = {}
         for term in (term for design in designs for term in design.terms):
             curves.setdefault(term.factors, []).extend(term.columns)

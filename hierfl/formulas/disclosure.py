@@ -172,8 +172,6 @@ def told_together(
     """
     made = {name: coarse(values, least) for name, values in columns.items()}
     told_sums = {name: sums(values[np.isfinite(values)]) for name, values in made.items()}
-    if least < 2:  # nothing is withheld
-        return Told(told_sums, made, made)
     exact = {name: values for name, values in made.items() if len(values)}
     binary = {name for name, values in exact.items() if np.isin(values, (0.0, 1.0)).all()}
     whole = {name for name, values in columns.items() if np.isfinite(values).all()}
