@@ -11,6 +11,7 @@ import torch
 
 SOURCE = "NumPyro, horseshoe regression"
 IDIOM = "no local site, heavy tails"
+LOGS = ("lambdas", "tau")  # without a variance
 
 
 def rows() -> dict[str, Any]:
