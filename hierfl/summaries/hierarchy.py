@@ -13,6 +13,7 @@ the scales s, and of all t.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -112,18 +113,21 @@ class Hierarchy:
         sites = self.program.latents.global_block.sites
         return tuple(site for site in sites if site.name in self.linear)
 
+    def positions(self, names: Collection[str]) -> tuple[Tensor, Tensor]:
+        """Return the positions in z of the global sites of some names, and of the others, int64."""
+        sites = self.program.latents.global_block.sites
+        is_named = torch.tensor([s.name in names for s in sites for _ in range(s.size)]) > 0
+        return is_named.nonzero()[:, 0], (~is_named).nonzero()[:, 0]
+
     @cached_property
     def inside(self) -> Tensor:
         """Positions of m in z, (Km,) int64."""
-        names = [s.name for s in self.program.latents.global_block.sites for _ in range(s.size)]
-        return torch.tensor([i for i, n in enumerate(names) if n in self.linear], dtype=torch.long)
+        return self.positions(self.linear)[0]
 
     @cached_property
     def outside(self) -> Tensor:
         """Positions of s in z, (Ks,) int64."""
-        mine = set(self.inside.tolist())
-        size = self.program.latents.global_block.size
-        return torch.tensor([i for i in range(size) if i not in mine], dtype=torch.long)
+        return self.positions(self.linear)[1]
 
     @cached_property
     def order(self) -> Tensor:

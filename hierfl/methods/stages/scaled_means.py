@@ -49,10 +49,7 @@ class ScaledMeans:
     @cached_property
     def _order(self) -> tuple[Tensor, Tensor, Tensor]:
         """Positions in z of the scaled numbers, of the others, and the order that joins them."""
-        names = {site.name for site in self.sites}
-        block = self.hierarchy.program.latents.global_block.sites
-        mine = torch.tensor([s.name in names for s in block for _ in range(s.size)])
-        inside, outside = mine.nonzero()[:, 0], (~mine).nonzero()[:, 0]
+        inside, outside = self.hierarchy.positions({site.name for site in self.sites})
         return inside, outside, torch.argsort(torch.cat([inside, outside]))
 
     @cached_property
