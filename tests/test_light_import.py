@@ -82,6 +82,23 @@ def test_fitting_loads_neither_arviz_nor_plots(stages: list[list[str]]) -> None:
     assert not used & {"arviz", "matplotlib", "seaborn", "xarray", "torch._inductor"}
 
 
+CHAINED = """
+import sys, torch, hierfl
+from benchmarks.zoo.reading import data_of, program_of
+program = program_of("seeds")
+fit = hierfl.fit(program.model, data_of(program), seed=0, progress=False)
+assert "chains on all clients' rows" in fit.summary().verdict, fit.summary().verdict
+print(sorted({"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules)))
+"""
+
+
+def test_chains_load_no_compiler() -> None:
+    """It takes seconds: torch's modes, optimizers and `grad_outputs` load it."""
+    done = python(CHAINED)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_an_app_of_a_node_loads_nothing_of_fits_and_servers(stages: list[list[str]]) -> None:
     """On Flower each message starts a process, which imports all of it again."""
     loaded = set(stages[2])

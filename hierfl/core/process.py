@@ -132,11 +132,22 @@ def at_most(size: int, operations: int) -> Iterator[None]:
         yield
 
 
-class _Limit(TorchDispatchMode):
+class EagerMode(TorchDispatchMode):
+    """A mode that nothing compiled meets: else torch imports its compiler, two seconds of a fit."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class _Limit(EagerMode):
     """Finds the size of each result on the meta device, where it takes no memory."""
 
     def __init__(self, size: int, operations: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.size, self.left = size, operations
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hierfl.core.graphs import Operation, Value, repeated
+from hierfl.core.process import EagerMode
 
 Function = Callable[..., tuple[Tensor, Tensor]]
 
@@ -28,11 +28,11 @@ WHOLE_ROWS = ("mm.", "linalg", "cholesky", "triangular", "_inv")  # names of mat
 ROW_SHARE = 0.25  # of a row's scalars that one of theirs is worth
 
 
-class WorkCounter(TorchDispatchMode):
+class WorkCounter(EagerMode):
     """Counts operations of torch while it is entered, and the scalars that they compute: the same on every machine."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.operations, self.scalars = 0, 0.0
 
     def __torch_dispatch__(

@@ -186,7 +186,7 @@ def jacobian_of(function: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
     if len(value) <= len(v):
         return torch.stack(_gradients(value, v))
     weights = torch.zeros_like(value, requires_grad=True)
-    (along,) = torch.autograd.grad(value, v, weights, create_graph=True)
+    (along,) = torch.autograd.grad(value @ weights, v, create_graph=True)
     return torch.stack(_gradients(along, weights), -1)
 
 

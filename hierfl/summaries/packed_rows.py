@@ -313,9 +313,10 @@ def gradients(
     """Return the derivatives of a weighted sum in the inputs, zeros where it has none in one."""
     if not of.requires_grad:
         return [torch.zeros_like(v) for v in inputs]
-    grad_outputs = None if weights is None else weights.expand_as(of)
+    # `grad_outputs=weights` would import sympy
+    total = of if weights is None else (of * weights).sum()
     grads = torch.autograd.grad(
-        of, inputs, grad_outputs, retain_graph=True, create_graph=create, allow_unused=True
+        total, inputs, retain_graph=True, create_graph=create, allow_unused=True
     )
     return [torch.zeros_like(v) if g is None else g for g, v in zip(grads, inputs, strict=True)]
 

@@ -13,12 +13,15 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import scipy  # which loads scipy.optimize when it is used
 import torch
 from torch import Tensor
 
 from hierfl.core.chains import Whitening, thinned, whitening_of
 from hierfl.core.gaussians import Factor
 from hierfl.methods.stages.joint import Joint, Standard, standard_of
+from hierfl.optimizers import Adam
 from hierfl.summaries.factor import factor_of, q_of
 from hierfl.summaries.moving import line_of
 from hierfl.summaries.reading import QuadratureNodes
@@ -150,15 +153,15 @@ class ChainStarts:
             raise ValueError(f"{NOWHERE_FINITE}{self._fault(draws_z[0])}")
         best = value.topk(-(-count // len(places)), 1).indices
         at = x.gather(1, best[..., None].expand(-1, -1, x.shape[2])).flatten(0, 1)[:count]
-        at = at.clone().requires_grad_()
-        climb = torch.optim.Adam([at], LENGTH, maximize=True)
+        climb = Adam(LENGTH)
+        state = climb.init(at)
         for _ in range(ASCENT):
-            at.grad = self._narrowed(at.detach(), standard)[1].nan_to_num(0.0, 0.0, 0.0)
-            climb.step()
-        there = at.detach()
-        value = self._narrowed(there, standard)[0]
+            slope = self._narrowed(at, standard)[1].nan_to_num(0.0, 0.0, 0.0)
+            move, state = climb.update(-slope, state)
+            at = at + move
+        value = self._narrowed(at, standard)[0]
         value = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
-        return there[value.topk(MODES).indices]
+        return at[value.topk(MODES).indices]
 
     def _mass(self, standard: Standard, mode: Tensor, of_z: Whitening) -> float:
         """Return the log mass about a mode, by its curvature in z: the higher one may be narrow."""
@@ -187,16 +190,21 @@ class ChainStarts:
         Where one row can sit at infinite density, as of a client with a scale of its own, the mode
         is there: no draw is.
         """
-        at = start.clone().requires_grad_()
-        climb = torch.optim.LBFGS([at], max_iter=CLIMB, line_search_fn="strong_wolfe")
 
-        def loss() -> Tensor:
-            value, slope = self._narrowed(at.detach()[None], standard)
-            at.grad = -slope[0].nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            return -value[0].nan_to_num(nan=-LOWEST, posinf=-LOWEST, neginf=-LOWEST)
+        def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
+            value, slope = self._narrowed(torch.from_numpy(x)[None], standard)
+            lost = -value[0].nan_to_num(nan=-LOWEST, posinf=-LOWEST, neginf=-LOWEST)
+            return float(lost), -slope[0].nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).numpy()
 
-        climb.step(loss)
-        there = at.detach()
+        # torch.optim imports torch's compiler, two seconds of a fit
+        climb = scipy.optimize.minimize(
+            loss,
+            start.numpy(),
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": CLIMB, "maxcor": CLIMB},
+        )
+        there = torch.from_numpy(climb.x)
         after, before = (self._narrowed(x[None], standard)[0] for x in (there, start))
         rises = bool(after >= before)
         return there if rises and bool(there.isfinite().all()) else start
