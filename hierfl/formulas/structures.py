@@ -148,7 +148,7 @@ def write_structure(
     z, size = f"z_{group.site}", len(agreed.basis[0])
     out.sample(z, f"dist.Normal(torch.zeros({size}), {scale}).to_event(1)")
     rows = ", ".join(f"[{', '.join(f'{v:.9g}' for v in row)}]" for row in agreed.basis)
-    value = f"torch.tensor([{rows}]) @ {out.named(z)}"
+    value = f"{out.named(z)}.new_tensor([{rows}]) @ {out.named(z)}"
     out.add(f"{out.named(group.site)} = pyro.deterministic({group.site!r}, {value})")
 
 

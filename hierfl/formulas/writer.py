@@ -153,7 +153,7 @@ def write_moved(
     out.sample(cholesky, f"dist.LKJCholesky({len(columns)}, {concentration})")
     moves = ", ".join(f"{-means.get(name, 0.0):.9g}" for name in columns[1:])
     out.add(f"lower = {out.named(sd)}[:, None] * {out.named(cholesky)}")
-    out.add(f"first = lower[:1] + torch.tensor([[{moves}]]) @ lower[1:]  # where they are 0")
+    out.add(f"first = lower[:1] + lower.new_tensor([[{moves}]]) @ lower[1:]  # where they are 0")
     out.add("upper = torch.linalg.qr(torch.cat([first, lower[1:]]).mT).R")
     out.add("lower = upper.mT * upper.diagonal().sign()")
     scale, factor = out.named(group.sd), out.named(group.cholesky)

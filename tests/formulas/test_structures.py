@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy import stats
 
 import hierfl
 from hierfl.effects.drawn import drawn
 from hierfl.effects.predictor import predictor
 from hierfl.effects.predictor_rows import rows_of_client
+from hierfl.program.wrapped import mixes_dtypes
 from tests.formulas.frames import patients
 from tests.formulas.test_program import traced, value
 
@@ -81,6 +83,14 @@ DATA2 = {"A": covariance(SITES), "B": covariance(YEARS)}
 
 def matrices(text: str) -> dict[str, pd.DataFrame]:
     return DATA2 | {"M": ring(YEARS if "year)" in text and "gr=year" in text else SITES)}
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "y ~ age + (1 + age | site)"])
+def test_a_program_needs_no_type_but_that_of_its_rows(text: str) -> None:
+    """Else each of its operations is converted, at twice the time."""
+    torch.set_default_dtype(torch.float32)  # as users have it
+    made = formula_of(text, matrices(text))
+    assert not mixes_dtypes(made, hierfl.full_batch(made.data(patients())))
 
 
 @pytest.mark.parametrize("text", TEXTS)
