@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -84,16 +85,23 @@ def is_mixture(program: Program) -> bool:
     So is a factor with the log of a sum, unless the log is subtracted: a normalizing sum, as of a
     ranking or of a set at risk, is log-concave in linear predictors.
     """
-    if any("+" in name for name in program.factors):  # the terms of a discrete site, joined
-        return True
-    sums = _LogSums()
-    with untouched_store(), unchecked(), Center(), torch.enable_grad(), sums:
+    sums, tables = _LogSums(), _tables() if program.factors else nullcontext([])
+    with untouched_store(), unchecked(), Center(), torch.enable_grad(), sums, tables as discrete:
         nodes: dict[str, Any] = poutine.trace(program.model).get_trace(program.prototype).nodes
+    if discrete:
+        return True
     if sums.zeros and program.row_sites is None:  # whose integrals are sums
         factors = [nodes[name]["fn"].log_prob(nodes[name]["value"]) for name in program.factors]
         if any(map(is_added, slopes(factors, sums.zeros))):
             return True
     return any(isinstance(base_of(nodes[name]["fn"]), MIXTURES) for name in program.labels)
+
+
+def _tables() -> AbstractContextManager[list[Any]]:
+    """Note the tables of discrete sites, which few programs have."""
+    from hierfl.program.enumerated import noted_tables
+
+    return noted_tables()
 
 
 def slopes(densities: Sequence[Tensor], at: Sequence[Tensor]) -> list[Tensor]:

@@ -14,6 +14,7 @@ does it, also in `pyro.markov` loops. What comes out of `summed_out` has continu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial, wraps
@@ -170,10 +171,17 @@ def summed_out(model: Model, batch: ClientBatch) -> Model:
 
 def tables_of(program: Program, values: Values, batch: ClientBatch, params: Params) -> list[Tables]:
     """Return the log densities of a program's discrete sites, given its continuous ones."""
-    tables: list[Tables] = []
-    with set_to(_TABLES, tables):
+    with noted_tables() as tables:
         program.conditioned(values, params, batch)
     return tables
+
+
+@contextmanager
+def noted_tables() -> Iterator[list[Tables]]:
+    """Note the log densities of discrete sites of the programs that run meanwhile."""
+    tables: list[Tables] = []
+    with set_to(_TABLES, tables):
+        yield tables
 
 
 def _nesting(trace: Any) -> int:

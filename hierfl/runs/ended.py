@@ -36,7 +36,7 @@ from hierfl.methods.stages.exact import Chains, chained, closed
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import DONE, GATHER, ServerState
 from hierfl.methods.stages.two_stage import seen_in, server_rounds
-from hierfl.posterior.hidden_modes import k_hats_of_rounds, may_hide_modes
+from hierfl.posterior.hidden_modes import is_mixture, k_hats_of_rounds, may_hide_modes
 from hierfl.program.sites import recipe_of
 from hierfl.summaries.expansion import LEAST_ROWS
 
@@ -117,6 +117,7 @@ LEAST_TAKEN, STEPS, MANY_TIMES = 3, 20, 3.0
 HOPELESS, AGAIN_TIMES = 1.0, 0.5
 MANY_OTHERS = 4  # scalars that rows read by no linear predictor; with fewer a step is fast
 TIRED = "rounds stopped improving: the clients' factors move in a cycle"
+MISSED = "modes of little mass may be missed"
 LOOSE = 2.0  # rows a client, whose own scales no Gaussian factor fits
 # seconds that chains may take: at all, where they look for other modes, and in place of rounds
 LONGEST, LOOKING, AT_ONCE = 3600.0, 20.0, 60.0
@@ -207,11 +208,14 @@ class Fallback:
                 return _distrusted(where.history[-1]["k_hat"])
             taken = "1 round was" if where.round == 1 else f"{where.round} rounds were"
             return f"{taken} not enough, and chains are faster than more rounds"
-        if not done or bool(where.server.chained):
+        if bool(where.server.chained):
             return None
+        if not done:
+            looks = where.server.weights and is_mixture(self.federation.program)
+            return MISSED if looks and self.chains.seconds <= LOOKING else None
         k_hat = max(k_hats_of_rounds(where.history))
         if may_hide_modes(self.federation.program, where.server, where.history):
-            why = f"modes of little mass may be missed (k-hat {k_hat:.2f})"
+            why = f"{MISSED} (k-hat {k_hat:.2f})"
         elif self._tails_rest_on_few(where.server):
             why = f"the tails rest on few draws (k-hat {k_hat:.2f})"
         return None if why is None or self.chains.seconds > LOOKING else why

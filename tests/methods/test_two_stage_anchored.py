@@ -283,9 +283,19 @@ def test_a_mixture_by_a_factor_with_vague_priors_is_that_of_quadrature() -> None
     )
 
 
+def kinds(batch: ClientBatch) -> None:
+    """A client is of one of two kinds."""
+    mu = pyro.sample("mu", dist.Normal(torch.tensor([530.0, 550.0]), 10.0).to_event(1))
+    with batch.clients():
+        kind = pyro.sample("kind", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+        with batch.data():
+            loc = torch.where(kind > 0.0, mu[1], mu[0])
+            pyro.sample("y", dist.Normal(loc, 9.0), obs=batch.y)
+
+
 def test_a_mixture_is_one_however_it_is_written() -> None:
     data = ClientData.from_arrays(["c"] * 48, y=EYES, label=torch.full((48,), -1.0))
-    for program in (eyes, labeled_eyes, fixed_eyes):
+    for program in (eyes, labeled_eyes, fixed_eyes, kinds):
         federation = federate(hierfl.methods.two_stage(program), data, seed=0)
         assert is_mixture(federation.program)
 

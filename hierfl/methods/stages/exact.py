@@ -209,9 +209,9 @@ class Chains:
 
 def chained(rounds: Rounds, state: ServerState, ended: Ended) -> ServerState:
     """Return a server's state with draws of the exact posterior, which asks for factors about them."""
-    count, yes, asked = len(ended.draws), torch.tensor(True), state.asked
-    if rounds.work.surrogate.mixed:  # these draws have equal weights, whatever clients say of them
-        asked = asked[: asked_of(rounds.work.shared, len(asked))]
+    count, yes = len(ended.draws), torch.tensor(True)
+    # these draws have equal weights, whatever clients say of them
+    asked = state.asked[: asked_of(rounds.work.shared, len(state.asked))]
     with double_precision(), torch.no_grad(), unchecked():
         scouts = Points.equal(ended.draws[:: max(1, count // len(state.scouts.draws))])
         belief, final = rounds.work.of_any_client(scouts, state.factors), Points.equal(ended.draws)
