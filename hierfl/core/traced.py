@@ -51,6 +51,10 @@ class WorkCounter(EagerMode):
         """Return about how long the work takes a core of 2023."""
         return (BY_SCRIPT if recorded else BY_PYTHON) * self.operations + A_SCALAR * self.scalars
 
+    def is_of_scalars(self, times: float) -> bool:
+        """Return whether scalars of so many times the work take longer than its operations in TorchScript."""
+        return A_SCALAR * self.scalars * times > BY_SCRIPT * self.operations
+
 
 class _Tape(WorkCounter):
     """Notes the operations of a function, those of its derivative too, for `make_fx` takes ten times as long."""

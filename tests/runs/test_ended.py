@@ -330,6 +330,23 @@ def test_chains_have_the_coordinates_of_a_non_centered_program(
         assert (chains._plain(here, drawn) is not None) == has_plain
 
 
+@pytest.mark.parametrize(("columns", "count"), [(1, 64), (1000, 32)])
+def test_fewer_chains_run_where_each_takes_its_time(columns: int, count: int) -> None:
+    def decays(batch: ClientBatch) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        with batch.clients():
+            a = pyro.sample("a", dist.Normal(torch.stack([mu, mu]), 1.0).to_event(1))
+            with batch.data():
+                total = torch.exp(-a.exp()[..., :1] * batch.x).mean(-1) + a[..., 1]
+                pyro.sample("y", dist.Normal(total, 1.0), obs=batch.y)
+
+    x = torch.linspace(0.0, 1.0, columns).expand(len(NAMES), -1)
+    data = ClientData.from_arrays(NAMES, x=x, y=torch.zeros(len(NAMES)))
+    chains = Fallback(federate(methods.two_stage(decays), data, seed=0), None).chains
+    assert chains.seconds > 0.0
+    assert chains.count == count
+
+
 def test_the_work_of_a_factor_is_counted() -> None:
     first, second = (Fallback(by_chains().federation, None).chains for _ in range(2))
     assert first.factor_seconds == second.factor_seconds > 0.0

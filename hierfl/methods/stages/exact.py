@@ -29,7 +29,7 @@ from hierfl.core.traced import WorkCounter
 from hierfl.data.batch import ClientBatch, in_double
 from hierfl.methods.stages.chain_starts import ChainStart, ChainStarts
 from hierfl.methods.stages.checks import misread, points_to_test
-from hierfl.methods.stages.joint import LOCATING, Joint, PlainJoint, ScalarNodes, flat
+from hierfl.methods.stages.joint import LOCATING, Joint, PlainJoint, ScalarNodes, Standard, flat
 from hierfl.methods.stages.mixing_chains import (
     LEAST,
     MOST,
@@ -54,6 +54,8 @@ from hierfl.summaries.weights import Points, asked_of
 MOST_SCALARS = 4000  # of all clients together: a whitening matrix of them has to be held
 # chains by rows x predictors, and by scalars, of which one is as many
 CHAINS, PER_SCALAR = ((2e4, 64), (2e5, 32), (2e6, 16), (math.inf, 8)), 100
+HEAVY = 32  # at most, where the scalars of a gradient take longer than its operations
+FEW = 2  # points at which that is counted
 GRADIENT = 3  # values that the gradient of one costs
 # nodes of a client's only scalar, tried in turn; sd of what twice as many change, in nats
 ORDERS, ERROR = (7, 15, 31, 63), 0.05
@@ -92,6 +94,7 @@ class Chains:
             if spread is not None and hierarchy.mixing is not None:
                 self.whole = SummedRows(score, spread, sums_of(self.whole, spread))
             self.nodes: QuadratureNodes = score.nodes
+        self.most = CHAINS[0][1]
         self.of_all = {n: doubled.client_fields[n][:, 0] for n in hierarchy.fields}
         alone = hierarchy.normal_size == 1 and hierarchy.mixing is None
         self._sum_over(ORDERS[0] if alone else 0)
@@ -109,7 +112,7 @@ class Chains:
             self.fields = {n: v[some] for n, v in self.of_all.items()}
             rows = len(self.rows.client) * max(1, self.rows.design.shape[1])
             work = rows * (GRADIENT * order + LOCATING) if order else rows + PER_SCALAR * self.size
-            self.count = next(many for most, many in CHAINS if work <= most)
+            self.count = min(self.most, next(many for most, many in CHAINS if work <= most))
             self.joint = self._joint(order)
 
     def _joint(self, order: int) -> Joint:
@@ -133,11 +136,21 @@ class Chains:
             return math.inf
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
             origin = self.surrogate.hierarchy.reading.origin.double()
+            standard = self._starts.alone(origin[None])
             x = torch.cat([origin, torch.zeros(self.joint.size - len(origin))])
-            once = self.joint.gradient.seconds(
-                x.expand(self.count, -1).contiguous(), *flat(self._starts.alone(origin[None]))
-            )
+            self._fewer_if_heavy(x.expand(FEW, -1), standard)
+            x = x.expand(self.count, -1).contiguous()
+            once = self.joint.gradient.seconds(x, *flat(standard))
         return once * LEAPS * (WARM + 2 * LEAST)
+
+    def _fewer_if_heavy(self, x: Tensor, standard: Standard) -> None:
+        """Take fewer chains where many points at once cost as much as one after the other."""
+        with WorkCounter() as counter:
+            self.joint.values(x, standard)
+        if self.count > HEAVY and counter.is_of_scalars(self.count / len(x)):
+            self.most = self.count = HEAVY
+            nodes = self.joint.nodes
+            self.joint = self._joint(0 if nodes is None else len(nodes.at))
 
     @cached_property
     def factor_seconds(self) -> float:
