@@ -139,8 +139,11 @@ def until_mixed(
         tried = new[0].sampled(*new[1:], WARM, LEAST, on_trial=True)
         if new[0].worth(tried) > here.worth(drawn):
             here, drawn = new[0], tried
-    while not is_mixed(drawn) and ((done := len(drawn.steps)) < MOST or here.is_cheap(drawn)):
-        excess = drawn.r_hat - 1.0
+    while not is_mixed(drawn):
+        done, excess = len(drawn.steps), drawn.r_hat - 1.0
+        # where a chain is held for the first time, shorter steps are tried at least once
+        if done >= MOST and not here.is_cheap(drawn) and (held or math.isfinite(excess)):
+            break
         # chains that hold are renewed
         again = math.isinf(excess) and not math.isinf(before)
         still = needed(drawn)
@@ -149,7 +152,7 @@ def until_mixed(
             break
         before, held = excess, held or math.isinf(excess)
         if (done < RENEWED and here is first) or math.isinf(excess):
-            at, to, old = thinned(drawn.draws, here.joint.count), 2 * done, None
+            at, to, old = thinned(drawn.draws, here.joint.count), min(2 * done, MOST), None
         else:
             at, to, old = drawn.steps[-1], done, drawn
         warmup = WARM // 2 if old is None else 0
