@@ -272,7 +272,8 @@ class Server:
             during a run.
         weighted: state after the last round -> the draws of its posterior, by which it is judged;
             None: they have no weights.
-        usual_rounds: that a method which stops itself mostly takes, to be told before the first.
+        usual_rounds: how many rounds a self-stopping method usually takes, to be shown before the
+            first.
     """
 
     state: Tree

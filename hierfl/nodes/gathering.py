@@ -60,8 +60,8 @@ def fit(
     Args:
         model: a function of a `ClientBatch`, or a `hierfl.formula`: its method is chosen by the
             rule of `hierfl.fit`, from what the nodes agree on. Without a schema, nodes first agree
-            on one. Or a method. A chosen method that does not stop itself runs for 200 rounds,
-            and whether that is enough is not judged.
+            on one. Or a method. A chosen method that does not stop automatically runs for 200
+            rounds, and hierfl does not check whether that is enough.
         nodes: what asks them: `hierfl.flower.superlink(...)`, `hierfl.nodes.by_files(...)`,
             `over(...)`, or `in_process(...)`, to try it in this process.
         rounds: as in `hierfl.fit`.
