@@ -114,7 +114,7 @@ class Phase:
             node's policy bounds these passes.
 
     Raises:
-        TypeError: `count`, `batch_size` or `turns` is no integer.
+        TypeError: `count`, `batch_size` or `turns` is not an integer.
         ValueError: `count` is negative, `batch_size` or `turns` is below 1, or `unit` is neither word.
     """
 

@@ -59,7 +59,7 @@ class Convergence:
             its own units; NaN where the history shows no trend.
         error: standard error of the rise, allowing for correlation between rounds.
         noise: standard deviation of one round's estimate about the trend.
-        gradient: one row a global param: `size`, the norm of the mean gradient of the negative ELBO
+        gradient: one row per global param: `size`, the norm of the mean gradient of the negative ELBO
             at the end; `error`, its standard error; `ratio` of the two, about 1 where only noise is
             left, NaN for point estimates; `still`, whether it is below 3. Empty without a trend.
         k_hat: Pareto shape of the weights, also of those of the method itself; NaN without any.

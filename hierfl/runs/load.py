@@ -124,7 +124,7 @@ def load(
             reads no rows), and raises `RowsNotSaved` for everything else.
 
     Raises:
-        TypeError: `folder` is no path.
+        TypeError: `folder` is not a path.
         CheckpointError: the folder holds no undamaged checkpoint, or that of another method or
             other clients; the message names what differs.
         CannotRemake: the method cannot be rebuilt, or the model or guide is another one.
