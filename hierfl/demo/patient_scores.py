@@ -23,7 +23,7 @@ LOCAL, POOLED, MAP, POSTERIOR = METHODS = (
 )
 TRAINED, UNSEEN, JOINED = SETTINGS = ("trained", "unseen", "joined")
 METRICS = {
-    "log_score": "log score, nats per patient",
+    "log_score": "log score, nats/patient",
     "accuracy": "accuracy",
     "brier": "Brier score",
 }
