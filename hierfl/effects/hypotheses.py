@@ -82,7 +82,7 @@ def hypotheses(
         labeled(torch.stack(differences, 1), {"hypothesis": texts}, "difference"),
         draws,
         p=shares,
-        note="p is P(left > right); of a hypothesis with '<', P(left < right).",
+        note="p is P(left > right); for a hypothesis with '<', P(left < right).",
     )
 
 
