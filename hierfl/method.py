@@ -114,7 +114,7 @@ class Phase:
             node's policy bounds these passes.
 
     Raises:
-        TypeError: `count`, `batch_size` or `turns` is no integer.
+        TypeError: `count`, `batch_size` or `turns` is not an integer.
         ValueError: `count` is negative, `batch_size` or `turns` is below 1, or `unit` is neither word.
     """
 
@@ -272,7 +272,8 @@ class Server:
             during a run.
         weighted: state after the last round -> the draws of its posterior, by which it is judged;
             None: they have no weights.
-        usual_rounds: that a method which stops itself mostly takes, to be told before the first.
+        usual_rounds: how many rounds a self-stopping method usually takes, to be shown before the
+            first.
     """
 
     state: Tree

@@ -27,7 +27,7 @@ def model(batch):
 
 exact = hierfl.fit(model, some, seed=0).draws(4000, seed=0).shared["log_tau"]
 runs = {
-    "pvi": (methods.pvi(model), 20),
+    "pvi": (methods.pvi(model), 10),
     "fedsvi, structured": (
         methods.fedsvi(
             model, guides.structured, optimizer=optimizers.Adam(0.05)
@@ -73,5 +73,5 @@ ax.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# An error below the dashed line, a tenth of a posterior standard deviation, hardly matters. [Results](../results.md) has these numbers for
-# real problems and all methods.
+# An error below the dashed line, a tenth of a posterior standard deviation, hardly matters. Neither method gets there in these rounds.
+# [Results](../results.md) has these numbers for real problems and all methods.

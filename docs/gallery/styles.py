@@ -76,14 +76,14 @@ method = methods.fedsvi(
     local_optimizer=optimizers.Adam(0.05),
     batch_size=100,
 )
-fit = hierfl.fit(method, data, rounds=200, seed=0, progress=False)
+fit = hierfl.fit(method, data, rounds=150, seed=0, progress=False)
 
 # %% [markdown]
 # With all pictures in one place, the same autoencoder comes to nearly the same ELBO (here in nats per picture). The styles are in the order
 # of the shops' light; those of dark shops are shrunk, because a code can make clothes dark too.
 
 # %%
-pooled = hierfl.fit_pooled(method, data, rounds=200, seed=0)
+pooled = hierfl.fit_pooled(method, data, rounds=150, seed=0)
 for name, one in {"federated": fit, "pooled": pooled}.items():
     print(name, round(one.history["elbo"].tail(20).mean() / len(x), 1))
 own = fit.draws(200).own["style"].flatten(1)

@@ -1,7 +1,7 @@
 """Four hospitals on Flower, on this machine: a SuperLink and four SuperNodes, with TLS and node authentication.
 
-Certificates, keys and the hospitals' folders are made anew. The posterior of the hierarchy by
-two_stage, and a common model by fedavg, are compared with those of `hierfl.fit` on all rows
+Certificates, keys and the hospitals' folders are made from scratch. The posterior of the hierarchy
+by two_stage, and a common model by fedavg, are compared with those of `hierfl.fit` on all rows
 together; the means of the first also with NUTS, where HIERFL_DATA has its reference posterior. Run
 it with `make demo-flower`.
 """

@@ -15,16 +15,16 @@ LABEL, GROUP = " ", "  "  # columns of the names of rows, and of the headings of
 
 @spelled
 def great_table(result: Any) -> Any:
-    """Return what a result prints as a table of great_tables, to style, and to write as HTML or LaTeX.
+    """Return a printed result as a table of great_tables, to style and to write as HTML or LaTeX.
 
         table = hierfl.great_table(fit.summary())
         table.as_latex(), table.as_raw_html(), table.gtsave("summary.pdf")
 
-    Word and LibreOffice open the HTML as a table: `table.write_raw_html("summary.doc")`. All rows are
-    written. Of a result with several tables, such as a summary, each is a group of rows.
+    Word and LibreOffice open the HTML as a table: `table.write_raw_html("summary.doc")`. All rows
+    are written. If a result has several tables, as a summary has, each is a group of rows.
 
     Args:
-        result: what hierfl prints as a table, such as a `Summary`, `Effects`, `Compared`,
+        result: a result that hierfl prints as a table, such as a `Summary`, `Effects`, `Compared`,
             `Description` or `KaplanMeier`; or a pandas frame.
 
     Returns:
@@ -32,8 +32,8 @@ def great_table(result: Any) -> Any:
 
     Raises:
         ModuleNotFoundError: great_tables is not installed: `pip install "hierfl[tables]"`.
-        TypeError: the result is none that is printed as a table.
-        ValueError: two columns of a frame have one name.
+        TypeError: the result is not printed as a table.
+        ValueError: two columns of a frame have the same name.
     """
     with extras_for("great_table"):
         from great_tables import GT

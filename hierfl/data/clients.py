@@ -59,7 +59,7 @@ class ClientData:
         client_column: of a frame in which each column is a field; other frames are read the same way.
 
     Raises:
-        TypeError: a field is no tensor of real numbers, or a name is not a string.
+        TypeError: a field is not a tensor of real numbers, or a name is not a string.
         ValueError: there is no field or no client; a client has no rows; `offsets` do not start at
             0; a name occurs twice, is empty, is the word for a missing value, has control
             characters, or looks like another's; a field requires a gradient or is not dense; or a
@@ -336,7 +336,7 @@ class ClientData:
             The first part and the other one.
 
         Raises:
-            TypeError: `seed` is no integer.
+            TypeError: `seed` is not an integer.
             ValueError: `fraction` is outside (0, 1), or every client has a single row.
         """
         expect(fraction=(fraction, "(0, 1)"))

@@ -22,7 +22,11 @@ LOCAL, POOLED, MAP, POSTERIOR = METHODS = (
     "hierarchical posterior",
 )
 TRAINED, UNSEEN, JOINED = SETTINGS = ("trained", "unseen", "joined")
-METRICS = {"log_score": "log score, nats a patient", "accuracy": "accuracy", "brier": "Brier score"}
+METRICS = {
+    "log_score": "log score, nats/patient",
+    "accuracy": "accuracy",
+    "brier": "Brier score",
+}
 ALL = "all"
 UNITS = {
     "age": "age (10 years)",
@@ -95,9 +99,9 @@ def table(scores: pd.DataFrame) -> Table:
     hospitals = [h for h in scores.loc[scores.setting == TRAINED, "hospital"].unique() if h != ALL]
     rows = [(h, TRAINED, h) for h in hospitals]
     rows += [
-        ("all, by patients", TRAINED, ALL),
-        ("new hospital, unseen", UNSEEN, ALL),
-        ("new hospital, joined", JOINED, ALL),
+        ("all patients", TRAINED, ALL),
+        ("new hospital, no rows", UNSEEN, ALL),
+        ("new hospital, own rows", JOINED, ALL),
     ]
     for metric, title in METRICS.items():
         shown.add_section()
@@ -121,25 +125,24 @@ def reading(frame: pd.DataFrame) -> list[str]:
     """Compare the posterior's log score with each method's, by paired differences over patients."""
     rows = len(frame[frame.setting == TRAINED].drop_duplicates(["hospital", "patient"]))
     return [
-        f"Four hospitals, {rows} held-out patients (log scores' difference ± standard error): "
+        f"Four hospitals, {rows} held-out patients (difference of log scores ± standard error): "
         f"the hierarchical posterior is {against(frame, TRAINED)}.",
-        "On a hospital left out of the fit, the hierarchical posterior is "
-        f"{against(frame, UNSEEN)} when unseen; {against(frame, JOINED)} when joined.",
+        "At a hospital that was left out of the fit, before any of its rows are seen, the "
+        f"hierarchical posterior is {against(frame, UNSEEN)}. After it has fitted its own rows, "
+        f"the posterior is {against(frame, JOINED)}.",
     ]
 
 
 def against(frame: pd.DataFrame, setting: str) -> str:
     """Describe the posterior against each other method; two standard errors are a difference."""
-    verdicts: dict[str, list[str]] = {"better than": [], "on a par with": [], "worse than": []}
+    verdicts: dict[str, list[str]] = {"better than": [], "on par with": [], "worse than": []}
     for other in METHODS:
         if other != POSTERIOR:
             mean, error = difference(frame, setting, other)
             word = "better than" if mean > 0.0 else "worse than"
-            word = "on a par with" if abs(mean) <= 2.0 * error else word
+            word = "on par with" if abs(mean) <= 2.0 * error else word
             verdicts[word].append(f"{other} ({mean:+.3f} ± {error:.3f})")
-    return ", ".join(
-        f"{word} {' and '.join(others)}" for word, others in verdicts.items() if others
-    )
+    return "; ".join(f"{word} {', '.join(others)}" for word, others in verdicts.items() if others)
 
 
 def difference(frame: pd.DataFrame, setting: str, other: str) -> tuple[float, float]:

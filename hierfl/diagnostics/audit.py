@@ -69,8 +69,8 @@ class Audit:
     def reading(self) -> str:
         """How many numbers it comes to, in a sentence."""
         return (
-            f"In {self.rounds} rounds client '{self.client}' sent {self.sent} numbers that depend "
-            f"on its {self.rows} rows, which hold {self.values}."
+            f"In {self.rounds} round{'s' * (self.rounds > 1)}, client '{self.client}' sent "
+            f"{self.sent} numbers that depend on its {self.rows} rows, which hold {self.values}."
         )
 
     def __str__(self) -> str:

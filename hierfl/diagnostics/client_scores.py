@@ -97,7 +97,7 @@ def crps(replicates: Tensor, label: Tensor) -> Tensor:
 
 
 def across_clients(table: pd.DataFrame) -> pd.DataFrame:
-    """Summarize the scores of clients, one row a score.
+    """Summarize the scores of clients, one row per score.
 
     Args:
         table: from `client_scores` or `Prediction.scores`.
@@ -109,7 +109,7 @@ def across_clients(table: pd.DataFrame) -> pd.DataFrame:
         name of the worst client.
 
     Raises:
-        TypeError: it is no frame.
+        TypeError: it is not a frame.
         ValueError: the table has none of these scores.
     """
     if not isinstance(table, pd.DataFrame):
@@ -145,11 +145,11 @@ class Gap:
     """How much worse held-out rows and new clients are predicted; positive means worse.
 
     Args:
-        scores: one row a score, each a mean over clients weighted by rows. Columns `train`,
+        scores: one row per score, each a mean over clients weighted by rows. Columns `train`,
             `held_out` and `out_of_sample`, the loss from the first to the second; with new clients
             also `new_clients` and `participation`, the loss from participating clients to new ones
             (Yuan, Morningstar, Ning and Singhal 2022; FedVI, Fig. 5).
-        clients: one row a fitted client: its scores on training rows minus those on held-out rows.
+        clients: one row per fitted client: its scores on training rows minus those on held-out rows.
         pac_bayes: the terms of the bound, if they were given.
     """
 
@@ -179,7 +179,7 @@ def generalization_gap(
         terms: from `hierfl.diagnostics.pac_bayes`, kept in the result.
 
     Raises:
-        TypeError: an argument is no prediction.
+        TypeError: an argument is not a prediction.
         ValueError: rows have no labels, or the predictions are of different kinds.
         KeyError: a client has held-out rows but no training rows.
     """

@@ -64,7 +64,7 @@ def compare_models(fits: Mapping[str, Snapshot], *, draws: int = 2000, seed: int
         seed: of the draws.
 
     Raises:
-        TypeError: `fits` is no mapping.
+        TypeError: `fits` is not a mapping.
         ValueError: there are fewer than two, they are of different data, or as
             `hierfl.diagnostics.loo`.
 

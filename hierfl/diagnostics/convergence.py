@@ -54,12 +54,12 @@ class Convergence:
 
     Args:
         answer: "good", "not good" or "cannot be judged".
-        verdict: why, and what to do where it is not, in a sentence or two.
+        verdict: why, and what to do if it is not good, in a sentence or two.
         rise: of the ELBO, or fall of the loss, from the third quarter of the rounds to the last, in
             its own units; NaN where the history shows no trend.
         error: standard error of the rise, allowing for correlation between rounds.
         noise: standard deviation of one round's estimate about the trend.
-        gradient: one row a global param: `size`, the norm of the mean gradient of the negative ELBO
+        gradient: one row per global param: `size`, the norm of the mean gradient of the negative ELBO
             at the end; `error`, its standard error; `ratio` of the two, about 1 where only noise is
             left, NaN for point estimates; `still`, whether it is below 3. Empty without a trend.
         k_hat: Pareto shape of the weights, also of those of the method itself; NaN without any.
@@ -101,20 +101,20 @@ class Convergence:
 def convergence(
     fit: Snapshot, *, draws: int = 64, seed: int = 0, proposals: int = 1000
 ) -> Convergence:
-    """Judge a run by importance weights: of a further round, or those that the method took.
+    """Judge a run by importance weights: from two more rounds, or those of the method itself.
 
-    A guide of points has no posterior to judge: then the trend of the ELBO or loss decides.
+    A point guide has no posterior to judge; for it, the trend of the ELBO or loss decides.
 
     Args:
         fit: a run of any method and length.
-        draws: of the guide, each one an estimate of the gradient at the end; 0: leave the gradient
-            out.
+        draws: draws of the guide, each an estimate of the gradient at the end; 0: skip the
+            gradient.
         seed: of the draws.
-        proposals: draws weighted in each of two rounds, 100 or more; there are fewer where clients
-            are more than 40.
+        proposals: draws weighted in each of two rounds, 100 or more; fewer if there are more than
+            40 clients.
 
     Raises:
-        TypeError: `fit` is no fit, or a count is no integer.
+        TypeError: `fit` is not a fit, or a count is not an integer.
         ValueError: `draws` is 1 or negative, or `proposals` is below 100.
         RowsNotSaved: the rows that would be weighted were not saved with the fit.
     """

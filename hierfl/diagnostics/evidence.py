@@ -61,17 +61,19 @@ class LogEvidence(NamedTuple):
 def log_evidence(fit: Snapshot, *, draws: int = 2000, seed: int = 0) -> LogEvidence:
     """Estimate log p(y), the log density of all clients' labels with every site integrated out.
 
-    Its differences between models of the same rows are log Bayes factors. It depends on priors, also
-    on vague ones: compare predictions by `hierfl.compare_models` where these are not believed.
+    Differences between models of the same rows are log Bayes factors. They depend on the priors,
+    even on vague ones: if you do not believe these, compare predictions with
+    `hierfl.compare_models`.
 
     Args:
-        fit: whose posterior can be trusted. Over nodes, or without rows, of `two_stage` alone.
+        fit: a fit whose posterior can be trusted. Over nodes, or without rows, only one of
+            `two_stage`.
         draws: S, of the posterior.
         seed: of the draws.
 
     Raises:
-        ValueError: the guide has no density, or the server does not have what it takes.
-        RowsNotSaved: it takes the rows, which were not saved with the fit.
+        ValueError: the guide has no density, or the server does not have what this needs.
+        RowsNotSaved: this needs the rows, which were not saved with the fit.
     """
     expect_fit(fit)
     kept = _kept(fit)

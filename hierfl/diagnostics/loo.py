@@ -87,28 +87,29 @@ def loo(
 ) -> Loo:
     """Estimate leave-one-out by Pareto-smoothed weights; warn where k-hat is 0.7 or more.
 
-    Params that the model learns without a prior are not left out. By client they are refused; by
-    row a warning says by about how much they flatter the fit.
+    Params without a prior are not refitted. By client, a model with such params is refused; by row,
+    a warning says by about how much they flatter the fit.
 
     Args:
         fit: of labeled clients.
         by: what is left out, "row" or "client".
         site: by row, the observed site; None: the model's only one. By client, all observed sites
             count.
-        draws: S, of the guide in each round; up to three rounds are run while fewer than a quarter
-            of S are effective. By client, a fit of `two_stage` has its own draws, which the server
-            keeps with the clients' likelihoods: they are the same with rows and without.
+        draws: S draws of the guide in each round; up to three rounds are run while fewer than a
+            quarter of S are effective. By client, a fit of `two_stage` uses its own draws, which
+            the server stores with the clients' likelihoods: they are the same with and without
+            rows.
         inner: the most draws of a client's local sites for each draw of the global ones in the
-            first round; fewer where their weights hardly vary.
-        correct: "psis": weight the guide's draws, so that the guide need not be the posterior;
-            None: take them for draws of the posterior, which is right only as far as the guide is.
-            Draws of fedlaplace and two_stage are weighted already.
+            first round; fewer if their weights hardly vary.
+        correct: "psis": weight the guide's draws, so that the guide need not be the posterior.
+            None: treat them as draws of the posterior, which is only as right as the guide. Draws
+            of fedlaplace and two_stage are weighted already.
         seed: of the draws.
 
     Raises:
-        ValueError: `draws` is below 100; `by` or `correct` is none of its values; the rows have no
-            labels; the guide has no density, or too many unknowns to weight; its draws do not vary;
-            or, by client, the model learns params without a prior.
+        ValueError: `draws` is below 100; `by` or `correct` is unknown; the rows have no labels; the
+            guide has no density, or too many unknowns to weight; its draws do not vary; or, by
+            client, the model learns params without a prior.
         KeyError: the model observes no such site.
     """
     expect_fit(fit)
@@ -229,7 +230,7 @@ def compare(
         (of the difference), and the largest k_hat: from 0.7 on trust none of the row.
 
     Raises:
-        TypeError: `fits` is no mapping.
+        TypeError: `fits` is not a mapping.
         ValueError: there are fewer than two fits, they are of different data, or one leaves out
             rows and another clients; or as `loo`.
     """

@@ -87,7 +87,7 @@ class Sbc:
 
     @property
     def converged(self) -> bool:
-        """Whether the fits no longer improved: by less than 0.05 nats a number, or within noise."""
+        """Whether the fits no longer improved: by less than 0.05 nats per scalar, or within noise."""
         if not len(self.gain):
             return True
         numbers = sum(1 for _ in self.quantities())
@@ -196,7 +196,7 @@ def sbc(
         steps: of each fit; the step size is the optimizer's in the first half, and falls linearly
             to 0 in the second.
         optimizer: SGD, Adam or a torchopt transformation.
-        num_particles: draws of the guide a step.
+        num_particles: draws of the guide per step.
         seed: of the data sets, the steps and the draws.
 
     Raises:

@@ -47,8 +47,8 @@ class Sensitivity:
             Carlo standard error `error`; `at_0.8` and `at_1.25`, the same if it counts 0.8 and 1.25
             times, `sd_0.8` and `sd_1.25`, the sd in units of the fit's; `k_hat`, the larger of
             these two scalings. Of a client also `left_out`, the move without it, and `k_hat_out`.
-            Where a k-hat is 0.7 or more, weights cannot tell: what rests on them is NaN, and
-            `Fit.without`, or a fit with the other prior, tells. `hierfl.plots.sensitivity` draws it.
+            If a k-hat is 0.7 or more, the weights cannot tell, and the numbers are NaN: use
+            `Fit.without`, or fit with the other prior. `hierfl.plots.sensitivity` draws it.
     """
 
     table: pd.DataFrame
@@ -69,16 +69,16 @@ class Sensitivity:
 def sensitivity(fit: Snapshot) -> Sensitivity:
     """Tell which global parameter moves when the prior or a client counts more or less.
 
-    It is computed from what the server of two_stage has kept, of a fit over nodes too: no round is
-    run, no row is read.
+    It is computed from what the server of two_stage has stored, over nodes too: no round is run,
+    and no row is read.
 
     Args:
-        fit: of `hierfl.methods.two_stage`, which `hierfl.fit` chooses for most hierarchies. Where
-            clients have local sites that are not Normal, only the prior is scaled.
+        fit: a fit of `hierfl.methods.two_stage`, which `hierfl.fit` chooses for most hierarchies.
+            If clients have local sites that are not Normal, only the prior is scaled.
 
     Raises:
         ValueError: the fit is of another method, or is not done.
-        AnotherRound: of so many clients single log ratios are not kept.
+        AnotherRound: there are so many clients that their log ratios are not stored one by one.
     """
     if not hasattr(fit, "federation"):  # over nodes it is no `Snapshot`
         expect_fit(fit)

@@ -38,18 +38,18 @@ class Summary:
 
     Args:
         title: what was run.
-        frame: one row a number: `site`; `entry`, its place in the site, by feature names where it
+        frame: one row per scalar: `site`; `entry`, its place in the site, by feature names if it
             has them; `client`, "" for a global site; `mean`, `sd`, and `low` and `high`, the ends
-            of the interval, NaN at point estimates; `shrinkage` of
-            local sites, 0 where the client's own rows decide alone, 1 where they say nothing
-            (`hierfl.posterior.shrinkage`), and its Monte Carlo standard error. Networks of many
-            numbers have one row for each statistic of each layer.
-        verdict: trustworthy, or why not, with the fix; below it, a line for each other warning of
-            the checks.
-        trustworthy: the same as a bool; None where it cannot be told.
+            of the interval, NaN for point estimates; `shrinkage` of local sites, 0 if the client's
+            own rows decide alone, 1 if they say nothing (`hierfl.posterior.shrinkage`), and its
+            Monte Carlo standard error. Large networks have one row for each statistic of each
+            layer.
+        verdict: whether to trust the fit, and if not, why and how to fix it; below, a line for each
+            other warning of the checks.
+        trustworthy: the same as a bool; None if it is not known.
         remarks: what the table leaves out.
-        tables: the same numbers of a formula as they are printed, in brms's order, each table with
-            its heading; () of other models.
+        tables: for a formula, the same numbers as they are printed, in brms's order, each table
+            with its heading; () for other models.
         checks: those of `fit.report()` that need no further rows, with their answers.
         prob: of the intervals.
     """
@@ -79,7 +79,7 @@ def summary(
     Args:
         fit: a run at some round.
         prob: of the intervals, whose ends are quantiles of the draws.
-        draws: S, of the posterior; None: 1000, and down to 100 where they would take minutes.
+        draws: S, of the posterior. None: 1000, or fewer, down to 100, if they would take minutes.
         seed: of the draws.
 
     Raises:

@@ -54,33 +54,34 @@ def comparisons(
         newdata: "mean": a typical row, numbers at their means and categories at their first levels;
             "rows": the average over the rows of the fit; or frames of fitted clients, over whose
             rows the comparison is averaged. Default "mean".
-        values: every two of them are compared, the later with the earlier. A number, such as
-            10, compares each row's own value plus half of it with that minus half of it, and
-            needs frames or a typical row. Default None: all levels; of a number its mean, and one
+        values: every two of them are compared, the later with the earlier. A single number, such as
+            10, compares each row's value plus half of it with that value minus half of it, and
+            needs frames or a typical row. Default None: all levels; for a number, its mean and one
             sd above it.
-        comparison: "difference"; "ratio": on the link scale the exponential of the difference: the
-            odds ratio of a logit link, the ratio of rates, times or hazards of a log link; or
-            "slope": the derivative by a column of numbers, a central difference over 1e-4 sds of
-            the column to either side.
-        at: as in `effects`, of a typical row. The column's own value is where a slope is taken.
-        client: as in `effects`, of a typical row.
-        by: as in `predictions`, of averages over rows.
+        comparison: "difference"; "ratio" (on the link scale, the exponential of the difference: an
+            odds ratio for a logit link, a ratio of rates, times or hazards for a log link); or
+            "slope", the derivative with respect to a column of numbers, by a central difference of
+            1e-4 sds of the column to either side.
+        at: as in `effects`, for a typical row. A slope is taken at the column's own value.
+        client: as in `effects`, for a typical row.
+        by: as in `predictions`, for averages over rows.
         scale: "response": means of the response, or probabilities of its levels; "link": linear
             predictors.
         **drawing: `prob`, `draws` and `seed`.
 
     Returns:
-        One row per pair of values, client or group of rows, and level of the response: `comparison`,
-        such as "m - f", or "slope"; `client` ("" for the average client, "new" for a new one), or
-        the column `by`; and `p`, the posterior probability of a difference or slope above 0, or a
-        ratio above 1.
+        One row per pair of values, client or group of rows, and level of the response:
+        `comparison`, such as "m - f" or "slope"; `client` ("" for the average client, "new" for a
+        new one), or the column `by`; and `p`, the posterior probability that a difference or slope
+        is above 0, or a ratio above 1.
 
     Raises:
         TypeError: the fit is of another model.
         KeyError: the formula reads no such column; or a client was not fitted.
-        ValueError: fewer than two values, or a value is no level; another `comparison` or `scale`; a
-            ratio of what may be negative; a slope by a category, or between `values`; `by` for a
-            typical row, or `at` or `client` for averages; or as in `predictions`.
+        ValueError: there are fewer than two values, or one is not a level; `comparison` or `scale`
+            is unknown; a ratio of numbers that may be negative; a slope of a category, or with
+            `values`; `by` for a typical row, or `at` or `client` for averages; or as in
+            `predictions`.
         RowsNotSaved: `newdata` is "rows", and the rows were not saved with the fit.
     """
     expect(scale=(scale, SCALES), comparison=(comparison, tuple(EDGE)))
@@ -235,36 +236,36 @@ def predictions(
     scale: Scale = "response",
     **drawing: Unpack[Drawing],
 ) -> Estimates:
-    """Return the response averaged over the rows of all clients, as they are or with a column set.
+    """Return the response averaged over all clients' rows, as they are or with one column set.
 
-    Each client sets the column to a value in all its rows, keeps their other columns, and takes the
-    mean response expected under its own coefficients. It returns the sum of these, a scalar per
-    value, group of rows and draw, and the number of its rows. The server adds them up. A binomial
-    response is averaged as the share of successes. It is `avg_predictions` of marginaleffects; the
-    response at one typical row is `fit.effects`, and that of each row `fit.predict`.
+    Each client sets the column to a value in all its rows, keeps their other columns, and computes
+    each row's mean response under its own coefficients. It returns the sum, a scalar per value,
+    group of rows and draw, and its number of rows. The server adds them up. A binomial response is
+    averaged as the share of successes. This is `avg_predictions` of marginaleffects. For the
+    response of one typical row, use `fit.effects`; for that of each row, `fit.predict`.
 
     Args:
         fit: of a `hierfl.formula`, with the clients' rows.
         variable: a column that the formula reads. Default None: rows stay as they are.
         newdata: frames of fitted clients, as `hierfl.fit` takes them. Default "rows": those of the
-            fit, which suffice where no term reads another column beside `variable`.
-        values: of the column. Default None: all levels; of a number its mean, and one sd below and
-            above it.
-        by: the column of clients, or any column of the frames of `newdata`: an average for each of
-            its values. Default None: one of all rows.
+            fit, which suffice unless a term combines `variable` with another column.
+        values: values of the column. Default None: all levels; for a number, its mean and one sd
+            below and above it.
+        by: the column of clients, or any column of the frames in `newdata`: an average for each of
+            its values. Default None: one average over all rows.
         scale: "response": the mean of the response, or the probabilities of its levels; "link": the
             linear predictor.
         **drawing: `prob`, `draws` and `seed`.
 
     Returns:
-        One row per group of rows, value and level of the response: the columns `by` and `variable`
-        where there are such.
+        One row per group of rows, value and level of the response: the columns `by` and `variable`,
+        if there are any.
 
     Raises:
         TypeError: the fit is of another model.
         KeyError: the formula reads no such column; or a client of `newdata` was not fitted.
-        ValueError: a value is no level; `newdata` is "rows", and a term reads `variable` and another
-            column, or `by` is another column than that of clients; or groups within a client of
+        ValueError: a value is not a level; `newdata` is "rows", and a term combines `variable` with
+            another column, or `by` is not the column of clients; or groups within a client of
             `newdata` are not those of the fit.
         RowsNotSaved: `newdata` is "rows", and the rows were not saved with the fit.
     """

@@ -80,7 +80,7 @@ def effects(
     scale: Scale = "response",
     **drawing: Unpack[Drawing],
 ) -> ConditionalEffects:
-    """Return the response along one column, the other columns held at typical values.
+    """Return the response along one column, with the other columns at typical values.
 
     No rows are read: typical values are those of the schema, numbers at their means and categories
     at their first levels. A binomial response is shown as the probability of one trial.
@@ -88,15 +88,15 @@ def effects(
     Args:
         fit: of a `hierfl.formula`.
         variable: a column that the formula reads.
-        by: a second one: its levels; of a number its mean, and one sd below and above it. Default
-            None.
-        at: column -> value, in place of the typical one; group above the clients or at several of
-            them -> its name. Deviations of other groups are zero; a new client's groups are new
-            too. Default none.
-        client: a name, or a list of names: with the client's own coefficients. "new": one new
-            client per draw, its coefficients drawn from the group-level distribution, so that the
-            band includes the spread between clients. "each": every client, and a new one. Default
-            None: the average client, whose deviations are zero.
+        by: a second column, at its levels, or for a number at its mean and one sd below and above
+            it. Default None.
+        at: column -> value, in place of the typical one; a group above the clients, or one that
+            several have -> its name. Deviations of other groups are zero; a new client's groups are
+            new too. Default: none.
+        client: a client's name, or a list of names: their own coefficients. "new": one new client
+            per draw, with coefficients from the group-level distribution, so the band includes the
+            spread between clients. "each": every client, and a new one. Default None: the average
+            client, whose deviations are zero.
         grid: values of `variable`. Default None: all levels, or 41 numbers from the mean minus two
             sds to the mean plus two, within the ends of a spline.
         scale: "response": the mean of the response, or the probabilities of its levels; "link": the
@@ -104,13 +104,13 @@ def effects(
         **drawing: `prob`, `draws` and `seed`.
 
     Returns:
-        One row per value, client and level of the response: the columns `variable`, `by` where there
+        One row per value, client and level of the response: the columns `variable`, `by` if there
         is one, and `client` ("" for the average client, "new" for a new one).
 
     Raises:
         TypeError: the fit is of another model.
         KeyError: the formula reads no such column; or a client was not fitted.
-        ValueError: a value is no level; or `scale` is another word.
+        ValueError: a value is not a level; or `scale` is neither.
     """
     expect(scale=(scale, SCALES))
     draws = drawn(fit, "effects", client=client, **drawing)
@@ -266,8 +266,8 @@ def survival(
     Args:
         fit: of a `hierfl.formula` for times: exponential, weibull, lognormal or
             piecewise_exponential.
-        by: a column that the formula reads, each value of which has a curve of its own: a
-            category's levels; a number's mean, and one sd below and above it. Default None.
+        by: a column that the formula reads: a curve for each level of a category, or for a number's
+            mean and one sd below and above it. Default None.
         at: column -> value, as in `fit.effects`.
         times: 0 or later, in the unit of the response. Default None: 50 times up to twice the mean
             of the response, censored times included.
@@ -281,7 +281,7 @@ def survival(
     Raises:
         TypeError: the fit is of another model.
         KeyError: the formula reads no such column; or a client was not fitted.
-        ValueError: the response is no time; or a time is below 0 or not finite.
+        ValueError: the response is not a time; or a time is below 0 or not finite.
     """
     draws = drawn(fit, "survival", client=client, **drawing)
     if draws.family.kind != "time":

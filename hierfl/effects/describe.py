@@ -80,27 +80,29 @@ def describe(
 ) -> Description:
     """Describe the rows of clients as the Table 1 of a paper does.
 
-    Each client returns counts, means, sds and cumulative counts of its own rows. With
-    `least_count` above 1, as always over nodes, no number rests on fewer rows: counts are rounded
-    to multiples of it, levels and groups with fewer rows are not named, means and sds have two
-    digits after the first of the sd, and quantiles are bounded by ranges of at least so many rows.
-    A node answers if its policy has "descriptions" in `may_leave`, of columns that its formula
-    reads, and once for the same rows (docs/privacy.md).
+    Each client returns counts, means, sds and cumulative counts of its own rows. With `least_count`
+    above 1, as always over nodes, no number rests on fewer rows: counts are rounded to multiples of
+    it, levels and groups with fewer rows are not named, means and sds have two digits after the
+    first digit of the sd, and quantiles are bounded by ranges of at least that many rows. A node
+    answers if its policy has "descriptions" in `may_leave`, about columns that its formula reads,
+    and once for the same rows (docs/privacy.md).
 
     Args:
         rows: one frame, or {client: frame}; or nodes, as for `hierfl.nodes.fit`.
-        formula: whose columns are described; needed over nodes. Default None: all columns.
-        by: a column whose values are the groups; or that of the clients, "client" of {client: frame}
-            without a formula. Default None: no groups.
-        columns: of the table. Default None: those of the formula, or all.
-        least_count: an integer. Default None: 1 of frames, 5 over nodes.
+        formula: the formula whose columns are described; needed over nodes. Default None: all
+            columns.
+        by: a column whose values are the groups; or the column of clients ("client" for {client:
+            frame} without a formula). Default None: no groups.
+        columns: columns of the table. Default None: those of the formula, or all.
+        least_count: an integer. Default None: 1 for frames, 5 over nodes.
 
     Raises:
-        TypeError: `rows` is neither frames nor nodes, or there is no formula over nodes, columns are
-            named by others than strings, or `least_count` is no integer.
+        TypeError: `rows` is neither frames nor nodes, there is no formula over nodes, a column's
+            name is not a string, or `least_count` is not an integer.
         KeyError: a client lacks a column.
         ValueError: `least_count` is below 1, no client can be described, or a value is called
-            "(missing)" or "(others)", as the rows are that have none, or one of too few to be named.
+            "(missing)" or "(others)", the names for rows without a value and for values too rare to
+            be named.
         Forbidden, TooFewNodes: no node's policy allows it, or too few nodes answer.
     """
     over, least = least_of(rows, least_count)

@@ -37,25 +37,25 @@ def hypotheses(
         fit.hypotheses("sex[male] = 0")
         fit.hypotheses(["scale(age) > sex[male]", "exp(Intercept) < 2", "sd_hospital > 0.5"])
 
-    No rows are read. Names are those of `fit.summary()`: `age`, `sex[male]`, `sd_hospital`, and of
-    a client's own coefficients `hospital[va]`, or `hospital[va, sex]` where it has several. A name
-    in backticks is taken as it stands. Between them stand +, -, *, /, ** and parentheses, numbers,
-    and the functions exp, log, sqrt, abs and plogis.
+    No rows are read. Names are those of `fit.summary()`: `age`, `sex[male]`, `sd_hospital`, and for
+    a client's own coefficients `hospital[va]`, or `hospital[va, sex]` if it has several. A name in
+    backticks is taken literally. You can use numbers, +, -, *, /, ** and parentheses, and the
+    functions exp, log, sqrt, abs and plogis.
 
     Args:
         fit: of a `hierfl.formula`.
         hypothesis: "left = right", "left > right" or "left < right"; or a list of them. The sign
-            chooses the side that `p` is the probability of.
+            says which probability `p` is.
         **drawing: `prob`, `draws` and `seed`.
 
     Returns:
         One row per hypothesis: `hypothesis`, the left side minus the right one, and `p`, the
-        posterior probability that the left side is larger, or of a hypothesis with "<" smaller.
+        posterior probability that the left side is larger, or smaller for a hypothesis with "<".
 
     Raises:
-        TypeError: the fit is of another model; or a hypothesis is no text.
-        ValueError: a hypothesis cannot be read to its end, or names what is no parameter; or a
-            difference is not finite.
+        TypeError: the fit is of another model; or a hypothesis is not a string.
+        ValueError: a hypothesis cannot be read, or names an unknown parameter; or a difference is
+            not finite.
         RowsNotSaved: a client's own coefficient depends on rows that were not saved.
     """
     draws = drawn(fit, "hypotheses", **drawing)
@@ -82,7 +82,7 @@ def hypotheses(
         labeled(torch.stack(differences, 1), {"hypothesis": texts}, "difference"),
         draws,
         p=shares,
-        note="p is P(left > right); of a hypothesis with '<', P(left < right).",
+        note="p is P(left > right); for a hypothesis with '<', P(left < right).",
     )
 
 

@@ -53,13 +53,13 @@ def imputed(
     At each draw of the parameters a row's value is drawn from this density: in closed form where
     the response is Normal or log-normal and not censored, and else by its inverse distribution
     function on a grid of the linear predictor (sds are up to 0.2% too large). Several values that
-    one row lacks are drawn together. The rows must be at hand: over nodes, each node computes its
-    own table.
+    one row lacks are drawn together. This needs the clients' rows: over nodes, each node computes
+    its own table.
 
     Args:
         fit: of a `hierfl.formula` with `mi()`, with the clients' rows.
-        newdata: frames of fitted clients, as `hierfl.fit` takes them; without the column of the
-            response its covariates alone say what x is. Default "rows": those of the fit.
+        newdata: frames of fitted clients, as `hierfl.fit` takes them. Without the column of the
+            response, only the covariates say what x is. Default "rows": those of the fit.
         **drawing: `prob`, `draws` and `seed`.
 
     Returns:

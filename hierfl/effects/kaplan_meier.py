@@ -92,27 +92,27 @@ def kaplan_meier(
     """Estimate Kaplan-Meier curves of clients' times, and test whether those of groups differ.
 
     Each client returns how many of its rows had an event or were censored by each of its times.
-    With `least_count` above 1, as always over nodes, it returns them by the ends of ranges in which
-    at least so many leave, with events rounded to multiples of it. Curves are then those of an
-    actuarial life table, in which a client's last rows are censored at its last end. The log-rank test by client
-    adds up O - E and its covariance, as each client computes them from its own times (Mantel 1966);
-    it compares rows of the same client alone.
+    With `least_count` above 1, as always over nodes, it returns them for ranges of times in which
+    at least that many rows leave, with events rounded to multiples of it. The curves are then
+    actuarial life tables, in which a client's last rows are censored at the end of its last range.
+    The log-rank test by client adds up O - E and its covariance, which each client computes from
+    its own times (Mantel 1966); it compares only rows of the same client.
 
     Args:
-        rows: frames, or nodes, as for `hierfl.describe`; which answer under the same policy.
-        formula: whose response is described: `time`, `time | event(status)` or `time | cens(status)`
-            of times that are censored on the right, with `entry(start)` of rows at risk from a later
-            time on (start < t <= time), and `weights(w)` of rows that stand for w rows each.
-        by: a column whose values are the groups; or that of the clients. Default None: one curve.
+        rows: frames or nodes, as for `hierfl.describe`; nodes answer under the same policy.
+        formula: the formula whose response is described: `time`, or `time | event(status)` or `time
+            | cens(status)` for right-censored times; with `entry(start)`, a row is at risk only if
+            start < t <= time, and with `weights(w)`, it counts as w rows.
+        by: a column whose values are the groups; or the column of clients. Default None: one curve.
         prob: of the intervals.
         least_count: an integer. Default None: 1 of frames, 5 over nodes.
 
     Raises:
         TypeError: there is no formula.
         KeyError: a client lacks a column.
-        ValueError: times are below 0, not after their entries, or censored otherwise; a column holds
-            words; weights, and numbers must rest on several rows; or `least_count` is below 1, or no
-            client has enough rows and events.
+        ValueError: times are below 0, not after their entries, or not right-censored; a column
+            holds words; there are weights although numbers must rest on several rows; `least_count`
+            is below 1; or no client has enough rows and events.
         Forbidden, TooFewNodes: no node's policy allows it, or too few nodes answer.
     """
     declare = "hierfl.formula('time | event(status) ~ 1', 'weibull', clients='hospital')"

@@ -26,23 +26,24 @@ from hierfl.program.sites import Model
 def prior_predictive(
     model: Model, data: ClientData | Frames, draws: int = 500, *, seed: int = 0
 ) -> Any:
-    """Draw from a model's prior, and a response of each row, as an ArviZ object, before any fit.
+    """Draw parameters from a model's prior, and a response for each row, as an ArviZ object.
 
     The ArviZ groups are `prior`, `prior_predictive` and `observed_data`, as in
-    `Fit.prior(predictive=True)`. Each client draws for its own rows: this reads the rows' columns,
-    and only the kind of the responses.
+    `Fit.prior(predictive=True)`. Each client draws for its own rows. Only the kind of the responses
+    is read, not their values.
 
     Args:
         model: any program in which every unknown has a prior; or a `hierfl.formula`.
-        data: the clients' rows; of a formula one frame with the column of clients, or {client:
+        data: the clients' rows; for a formula, one frame with the column of clients, or {client:
             frame}.
         draws: S.
         seed: of the draws.
 
     Raises:
-        TypeError: `model` is a method; or `data` is of another kind.
-        ProgramError: the model cannot be run as it is written, or has a param, which has no prior.
-        ValueError: `draws` is below 1; or the data are not as the model needs them.
+        TypeError: `model` is a method; or `data` has the wrong type.
+        ProgramError: the model cannot be run as it is written, or has a param, which no prior
+            covers.
+        ValueError: `draws` is below 1; or the data do not fit the model.
     """
     if isinstance(model, Method):
         raise TypeError(f"model is {shown(model)}: pass the model that the method was made of")

@@ -165,25 +165,25 @@ def profile(
 
     The effect is how far the client's own coefficients move the linear predictor of a typical row
     (numbers at their means, categories at their reference levels) from that of the average client
-    with the same columns and the same groups above it. Ranks need draws alone.
+    with the same columns and the same groups above it. Ranks need only draws.
 
     The standardized ratio needs rows. Each client returns its number of events and trials, and at
     each draw the sum of what its rows expect under the average client (all its own deviations zero)
-    and under its own coefficients. These are sums over its rows; where they are few, its number of
-    events reveals much about each (docs/disclosure.md). Sampling limits take the expected events as
-    known, at their posterior mean; the ratio of the model includes their uncertainty.
+    and under its own coefficients. These are sums over its rows; if it has few, its number of
+    events reveals much about each (docs/disclosure.md). Sampling limits treat the expected events
+    as known, at their posterior mean; the model's ratio includes their uncertainty.
 
     Args:
         fit: of a `hierfl.formula` with groups by client.
-        column: "Intercept": the effect on a typical row; or a column of the clients' own
-            coefficients: how far its coefficient lies from the common one.
-        best: "low" where low effects are good, such as of mortality; "high" where high ones are.
+        column: "Intercept": the effect on a typical row. Or a column that has a coefficient for
+            each client: how far that lies from the common one.
+        best: "low" if low effects are good, as for mortality; "high" if high ones are.
         **drawing: `prob`, `draws` and `seed`.
 
     Raises:
         TypeError: the fit is of another model.
-        KeyError: clients have no coefficient of that column.
-        ValueError: the formula has no groups by client; or `best` is another word.
+        KeyError: clients have no coefficient for that column.
+        ValueError: the formula has no groups by client; or `best` is neither.
     """
     import xarray  # slow to import
 

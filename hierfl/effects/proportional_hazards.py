@@ -92,7 +92,7 @@ def proportional_hazards(
     log hazard, own coefficients of clients and groups included. V is the information on a
     coefficient theta of g(t) x, given the coefficients of x; U is taken at their best values by one
     Newton step. The baseline hazard is that of Cox's partial likelihood, whatever the family's is.
-    Each client returns sums over its rows at risk at each event, so that the check is for rows in one
+    Each client returns sums over its rows at risk at each event, so the check is for rows in one
     process.
 
     Args:
@@ -104,9 +104,9 @@ def proportional_hazards(
 
     Raises:
         TypeError: the fit is of another model.
-        ValueError: the family has no proportional hazards, a parameter has terms, times are censored on
-            the left or in intervals, rows lack a covariate of `mi()`, there are no common columns or
-            fewer than two events; or `transform` is another word.
+        ValueError: the family has no proportional hazards, a parameter has terms, times are
+            censored on the left or in intervals, rows lack a covariate of `mi()`, there are no
+            common columns or fewer than two events; or `transform` is unknown.
         RowsNotSaved: the rows were not saved with the fit.
     """
     expect(transform=(transform, get_args(Transform)))
@@ -244,7 +244,7 @@ def verdict(frame: pd.DataFrame) -> str:
     p = float(frame.loc[ALL, "p"])
     small = [str(name) for name in frame.index[:-1] if frame.loc[name, "p"] < SMALL]
     if np.isnan(p):
-        return "Nothing can be seen to change with time: at each event all rows at risk are alike."
+        return "Nothing can be seen to change with time: at each event, all rows at risk are equal."
     if p >= SMALL and not small:
         return f"No effect is seen to change with time (p = {p:.2g})."
     which = ", ".join(small) or "some column"

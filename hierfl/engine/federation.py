@@ -49,31 +49,31 @@ class Settings:
     """How a fit is computed, who takes part, and what the server may see.
 
     Args:
-        engine: "vectorized" carries many clients at once; "sequential" runs one after another, so
-            that breakpoints and prints work. Both give the same numbers.
-        chunk: clients carried at once by "vectorized"; None: as many as fit the cache.
-        compile: whether local steps are compiled, which agrees with eager steps to rounding. "auto"
-            compiles where the run is long enough to repay it, by the seconds of one eager step and
-            the number of its operations; for self-stopping methods, the expected number of rounds
-            is used. A resumed run keeps the first one's choice. From the second round on,
+        engine: "vectorized" computes many clients at once; "sequential" computes one after another,
+            so that breakpoints and prints work. Both give the same numbers.
+        chunk: clients computed at once by "vectorized". None: as many as fit the cache.
+        compile: whether local steps are compiled; they agree with eager steps up to rounding.
+            "auto" compiles if the run is long enough to repay it, judged by the time and the number
+            of operations of one eager step; for self-stopping methods, the expected number of
+            rounds is used. A resumed run keeps the first choice. From the second round on,
             `torch.get_num_threads()` processes share the chunks of a compiled run (on Linux).
         device: where clients work, such as "cuda"; the server, the client states and the returned
             fit stay on the CPU.
-        on_client_error: "raise" stops the run at a client that fails, or whose update is not
-            finite. "skip" leaves such a client out of that round: its client state stays as it
-            was, and `history["left_out"]` and the report name it with the reason; without any
-            client left the run stops. With either, `history["far_out"]` names updates of at least
-            ten times the median norm and far out of the cohort's spread.
+        on_client_error: "raise" stops the run if a client fails or its update is not finite. "skip"
+            leaves such a client out of the round: its client state stays as it was, and
+            `history["left_out"]` and the report name it with the reason. If no client is left, the
+            run stops. With either, `history["far_out"]` names updates whose norm is at least ten
+            times the median and far outside the cohort's spread.
         min_rows: clients with fewer rows take no part and send nothing; a warning names them, and
             `Fit.personalize` infers their states afterwards. An update of a client with few rows
             reveals much about each of them (docs/disclosure.md).
         disclose: what the server may see. "summaries": a summary of each client, as in a
             meta-analysis (`Method.discloses`). "sums": only sums over clients, so that secure
-            aggregation would do; a method that needs more is refused, and none is chosen.
+            aggregation is possible; a method that needs more is refused and never chosen.
 
     Raises:
-        TypeError: `chunk` or `min_rows` is no integer.
-        ValueError: a word is none of those listed, or `chunk` or `min_rows` is below 1.
+        TypeError: `chunk` or `min_rows` is not an integer.
+        ValueError: an option is not one of those listed, or `chunk` or `min_rows` is below 1.
     """
 
     engine: Engine = "vectorized"

@@ -73,7 +73,7 @@ def apps(
         done: called with the fit at the server, at the end.
         nodes: how many nodes the run waits for before its first round.
         rounds: as in `hierfl.fit`.
-        seed: of everything random.
+        seed: determines all randomness.
         cohort: clients per round, as in `hierfl.fit`.
         fewest: clients that a run and each of its rounds need; nodes that fail are left out, with a
             warning, while so many remain.

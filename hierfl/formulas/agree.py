@@ -58,22 +58,22 @@ def schema(
     """Return what clients agree on before the first round, from their counts and sums alone.
 
     Args:
-        frames: one frame with the column of clients, or {client: frame}. Units may stand in
-            `frame.attrs["units"]`, column -> unit.
-        formula: a `Formula`, what the schema is for. Default None: all columns, and nothing of a formula.
-        clients: the column that names the clients, where there is no formula.
+        frames: one frame with the column of clients, or {client: frame}. `frame.attrs["units"]` may
+            hold units, column -> unit.
+        formula: the `Formula` that the schema is for. Default None: all columns, and no terms.
+        clients: the column that names the clients, if there is no formula.
         units: column -> unit, such as {"age": "years"}.
-        levels: column -> levels of a category, or groups, that are agreed beforehand; clients send
-            nothing about them.
-        min_count: levels and groups with fewer rows at a client are not named by it. Default 1: all
-            are named, as for rows in one process; over nodes, and with rare="merge", it is 5.
-        rare: what becomes of a level that no client names: "refuse", or "merge" into "other".
-        start: a schema of columns to begin with.
+        levels: column -> levels of a category, or groups, fixed beforehand; clients send nothing
+            about them.
+        min_count: a client does not name levels and groups with fewer rows. Default 1: all are
+            named, as for rows in one process; over nodes, and with rare="merge", it is 5.
+        rare: what happens to a level that no client names: "refuse" it, or "merge" it into "other".
+        start: a schema of columns to start from.
 
     Raises:
         KeyError: a client lacks a column.
-        TypeError, ValueError: clients disagree on a column, or a value is not as the formula needs
-            it; the message names the client, the column and the value.
+        TypeError, ValueError: clients disagree on a column, or a value does not fit the formula;
+            the message names the client, the column and the value.
     """
     if formula is None and clients is None:
         what = "schema needs clients='hospital', the column that names the clients"

@@ -48,7 +48,7 @@ class SchemaOptions(TypedDict, total=False):
 @spelled
 @dataclass(frozen=True, eq=False)
 class Formula:
-    """A mixed model as one line of text; with a schema it is a Pyro model of a `ClientBatch`.
+    """A mixed model in one line of text; with a schema, it is a Pyro model of a `ClientBatch`.
 
     Args:
         text: the formula.
@@ -57,7 +57,7 @@ class Formula:
         priors: site -> distribution, or brms's words for one.
         missing: "refuse" rows with missing values, or "drop" them.
         schema: that clients have agreed on; None: `hierfl.fit` makes it first.
-        data2: matrix that terms name -> names of its groups, and its rows.
+        data2: matrix that a term names -> names of its groups, and its rows.
     """
 
     text: str
@@ -127,7 +127,7 @@ class Formula:
         return {name: of.prior for name, of in self.site_priors.items()}
 
     def on(self, frames: Any, **options: Unpack[SchemaOptions]) -> Formula:
-        """Return the formula with the schema that some frames agree on, or itself where it has one.
+        """Return the formula with the schema that some frames agree on, or itself if it has one.
 
         Args:
             frames: one frame with the column of clients, or {client: frame}.
@@ -142,18 +142,19 @@ class Formula:
         return replace(self, schema=schema(frames, self, start=self.schema, **options))
 
     def update(self, text: str, **options: Any) -> Formula:
-        """Return a formula with other terms, `"~ . + age"`, as `update` of R has it.
+        """Return a formula with other terms, `"~ . + age"`, like R's `update`.
 
-        A dot stands for all that is on its side of this formula. The schema of the columns is kept;
-        what the new terms need is agreed on when it is fitted.
+        A dot stands for the terms on its side of this formula. The schema of the columns is kept;
+        clients agree on what the new terms need when the formula is fitted.
 
         Args:
-            text: the new formula; nothing before the "~" keeps the response.
-            **options: `family`, `priors` and `missing`, as in `hierfl.formula`. Default: this one's.
+            text: the new formula; with nothing before the "~", the response stays.
+            **options: `family`, `priors` and `missing`, as in `hierfl.formula`. Default: those of
+                this formula.
 
         Raises:
-            TypeError: an option is another.
-            ValueError: the text cannot be read, or takes away a term that is not there.
+            TypeError: an option is unknown.
+            ValueError: the text cannot be read, or removes a term that is not there.
         """
         check_names("update", options, OPTIONS)
         own = {name: getattr(self, name) for name in OPTIONS} | options
@@ -165,7 +166,7 @@ class Formula:
         """Return a row for each prior: its `site`, the `prior`, and its `source`, "user" or "default".
 
         Raises:
-            ValueError: clients have not agreed on a schema, on which the defaults rest.
+            ValueError: clients have not agreed on a schema, which the defaults need.
         """
         return prior_table(self)
 
@@ -202,15 +203,16 @@ class Formula:
     def data(self, frames: Any, *, labeled: bool = True) -> ClientData:
         """Return clients' rows as the program reads them.
 
-        Groups within a client, such as wards, are numbered in the first rows that the formula sees,
-        and keep their numbers.
+        Groups within a client, such as wards, are numbered when the formula first sees rows, and
+        keep their numbers.
 
         Args:
             frames: one frame with the column of clients, or {client: frame}.
-            labeled: the frames have the response.
+            labeled: whether the frames have the response.
 
         Raises:
-            KeyError, TypeError, ValueError: a column is missing, or a value is not as agreed.
+            KeyError, TypeError, ValueError: a column is missing, or a value does not fit the
+                schema.
         """
         return client_data(self, frames, self._inside, labeled=labeled)
 
@@ -274,44 +276,46 @@ def formula(
     schema: Schema | None = None,
     data2: Mapping[str, Any] | None = None,
 ) -> Formula:
-    """Declare a mixed model as one line of text.
+    """Declare a mixed model in one line of text.
 
         model = hierfl.formula("died ~ age + (1 + age | hospital)", "bernoulli", clients="hospital")
         fit = hierfl.fit(model, frames)
 
     The syntax is that of brms and lme4. `(1 + age | hospital)` gives each hospital its own
-    intercept and slope, which may be correlated; with `||` they are independent. Other groups are
-    read off the data: `(1 | region)` above the clients is global, `(1 | hospital/ward)` within them
-    is local, `(1 | year)` at several of them is global. Products `a * b`, `C(x)`, `offset(x)`,
-    `mo(x)`, `cs(x)`, `mi(x)`, `scale(x)`, `center(x)`, `bs(x, df=5)`, `poly(x, 2)`, functions such as `log(x)`
-    are terms. `s(x, k=10)` is a penalized spline, `s(x, by=sex)` one of each level, `s(x, hospital,
-    bs="fs")` one of each group, and `gp(x, k=20)` a Gaussian process. `(1 | gr(hospital, cov=A))` are
-    groups of a known covariance, and `car(M, gr=county)` neighbors. Additions to the response are
-    `y | trials(n)`, `weights(w)`, `trunc(lb=0, ub=10)`, and of times `event(status)`,
-    `cens(status, upper)`, `entry(start)`. `cbind(a, b, c)` is a response of several columns.
+    intercept and slope, which may be correlated; with `||` they are independent. The data show
+    where other groups belong: `(1 | region)` above the clients is global, `(1 | hospital/ward)`
+    within them is local, `(1 | year)` at several of them is global. Products `a * b`, `C(x)`,
+    `offset(x)`, `mo(x)`, `cs(x)`, `mi(x)`, `scale(x)`, `center(x)`, `bs(x, df=5)`, `poly(x, 2)`,
+    functions such as `log(x)` are terms. `s(x, k=10)` is a penalized spline, `s(x, by=sex)` one for
+    each level, `s(x, hospital, bs="fs")` one for each group, and `gp(x, k=20)` a Gaussian process.
+    `(1 | gr(hospital, cov=A))` are groups with a known covariance, and `car(M, gr=county)`
+    neighbors. Additions to the response are `y | trials(n)`, `weights(w)`, `trunc(lb=0, ub=10)`,
+    and for times `event(status)`, `cens(status, upper)`, `entry(start)`. `cbind(a, b, c)` is a
+    response in several columns.
 
     Args:
         text: the formula. A list, such as ["y ~ x + (1 | h)", "sigma ~ x + (1 | h)"], or formulas
-            with semicolons between them, also have the terms of parameters of the family: of
-            `sigma`, `shape` and `phi` on the scale of the logarithm, of `zi` and `hu` on that of
-            the log odds. "x | mi() ~ z" imputes x, the covariate of `mi(x)`, where rows lack it.
-        family: of the response, or its name, as listed in docs/families.md. Default "gaussian".
+            separated by semicolons, also give terms to parameters of the family: `sigma`, `shape`
+            and `phi` on the log scale, `zi` and `hu` as log odds. "x | mi() ~ z" imputes x, the
+            covariate of `mi(x)`, where rows lack it.
+        family: the family of the response, or its name, as listed in docs/families.md. Default
+            "gaussian".
         clients: the column that names the clients.
-        priors: site -> distribution of Pyro or of PreliZ, or brms's words, "normal(0, 1)", which of
-            a scale mean the part above 0. A site is "age", or one column "sex[male]"; "b" are all
-            common coefficients, "sd" all standard deviations of groups, one of them
-            "sd_hospital", "cor" the correlations (the concentration of an LKJ, or "lkj(2)"), "sds",
-            "sdgp" and "lscale" the scales of smooth terms, or "sigma". Default: weakly informative ones, listed in
-            `Formula.prior_summary`.
+        priors: site -> distribution of Pyro or of PreliZ, or as in brms, "normal(0, 1)", which for
+            a scale means the part above 0. A site is "age", "sigma", or one column, "sex[male]".
+            "b" stands for all common coefficients; "sd" for all standard deviations of groups,
+            "sd_hospital" for one; "cor" for the correlations (the concentration of an LKJ, or
+            "lkj(2)"); "sds", "sdgp" and "lscale" for the scales of smooth terms. Default: weakly
+            informative ones, listed in `Formula.prior_summary`.
         missing: "refuse" rows with missing values, or "drop" them.
-        schema: that clients have agreed on. Default None: `hierfl.fit` makes it from their counts
-            and sums.
-        data2: matrices that terms name, {"A": frame}, as in brms: a pandas frame whose index and
-            columns name the groups. Of `gr(g, cov=A)` a covariance, of `car(M, gr=g)` 1 for
-            neighbors and 0 for others. Over nodes the server alone needs it. Default: none.
+        schema: the schema that clients have agreed on. Default None: `hierfl.fit` makes it from
+            their counts and sums.
+        data2: matrices that terms name, {"A": frame}, as in brms: pandas frames whose index and
+            columns name the groups. For `gr(g, cov=A)` a covariance; for `car(M, gr=g)`, 1 for
+            neighbors and 0 for others. Over nodes, only the server needs them. Default: none.
 
     Raises:
-        TypeError: an argument is of another kind.
+        TypeError: an argument has the wrong type.
         ValueError: the formula cannot be read, or has an unsupported part; the message names it and
             the nearest supported one.
     """

@@ -38,12 +38,12 @@ AT_NODES = (
 @printed
 @dataclass(frozen=True, eq=False, repr=False)
 class FitOverNodes(Fit):
-    """A method, fitted to clients whose rows and states are at nodes.
+    """A method fitted to clients whose rows and states are at nodes.
 
-    It is a `hierfl.Fit`, whose answers and arguments are described there. What global sites and the
-    schema are enough for is computed here. Of a formula, `effects` and its like of a named client, and
-    `profile`, ask nodes for draws, which their policies may keep ("draws" in `may_leave`). What reads
-    rows is refused by name.
+    It has the calls of `hierfl.Fit`, with the same arguments. What needs only global sites and the
+    schema is computed here. For a formula, `profile`, and `effects`, `comparisons` and `survival`
+    of a named client, ask the nodes for draws, which their policies must release ("draws" in
+    `may_leave`). Calls that read rows are refused by name.
 
     Args:
         run: name of the run at the nodes.

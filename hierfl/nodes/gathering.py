@@ -60,19 +60,19 @@ def fit(
     Args:
         model: a function of a `ClientBatch`, or a `hierfl.formula`: its method is chosen by the
             rule of `hierfl.fit`, from what the nodes agree on. Without a schema, nodes first agree
-            on one. Or a method. A chosen method that does not stop itself runs for 200 rounds,
-            and whether that is enough is not judged.
+            on one. Or a method. A chosen method that does not stop automatically runs for 200
+            rounds, and hierfl does not check whether that is enough.
         nodes: what asks them: `hierfl.flower.superlink(...)`, `hierfl.nodes.by_files(...)`,
             `over(...)`, or `in_process(...)`, to try it in this process.
         rounds: as in `hierfl.fit`.
-        seed: of everything random.
-        cohort: clients a round: None for all, a count, or a share in (0, 1].
+        seed: determines all randomness.
+        cohort: clients per round: None for all, a count, or a share in (0, 1].
         checkpoint: folder to write a checkpoint to after each round.
         resume: continue from the newest undamaged checkpoint of that folder, if there is one.
         disclose: what the server may see: "summaries" of each client, or only "sums" over clients.
 
     Raises:
-        TypeError: an argument is of another kind.
+        TypeError: an argument has the wrong type.
         ValueError: as `hierfl.fit`; or the program cannot be read without rows.
         ProgramError: a model or guide that cannot be run as it is written.
         Forbidden: no node's policy allows the run (`in_process`).

@@ -209,15 +209,15 @@ def station(
 ) -> Station:
     """Return the node of one client for any transport: a function from a request's bytes to an answer's.
 
-    A new process goes on where the one before it ended: what the node has agreed on, and the
-    client state, are in its folder.
+    A new process continues where the one before it ended: the folder holds what the node has agreed
+    on, and the client state.
 
     Args:
-        model: the same as at the server, by whose recipe the method is made; or a method, which
-            alone may run then.
+        model: the same as at the server; the method is made from the server's recipe. Or a method:
+            then only that one may run.
         rows: of the client; for a `hierfl.formula` a frame, or {client: frame}.
-        folder: as for `node`.
-        policy: as for `node`.
+        folder: the node's private folder.
+        policy: the file of its owner's policy. Default None: `policy.toml` in the folder.
         brought: the formula came with the request, as on vantage6: it runs if the node's policy
             allows it, or its owner approves it.
     """

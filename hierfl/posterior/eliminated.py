@@ -61,11 +61,11 @@ def infer_discrete(fit: Snapshot, *, draws: int = 200, seed: int = 0) -> Discret
 
         p(k | y) = E[p(k | z, y)],    z the posterior draws of the continuous sites
 
-    Given z the probabilities are exact, and draws of all labels of a row follow one after another,
-    each given those before it. It needs the clients' rows: over nodes, ask it there.
+    Given z, the probabilities are exact. All labels of a row are drawn one after another, each
+    given those before it. This needs the clients' rows: over nodes, call it there.
 
     Args:
-        fit: of a program with discrete sites.
+        fit: a fit of a program with discrete sites.
         draws: S, of the posterior of the continuous sites.
         seed: of the draws.
 
@@ -185,11 +185,12 @@ def infer_rows(fit: Snapshot, *, draws: int = 200, prob: float = 0.9, seed: int 
 
         p(e | y) = E[p(e | z, y)],    z the posterior draws of the other sites
 
-    Given z, all sites of a row are drawn together, from weighted candidates of a Normal at their mode:
-    exact where they are Normal given the row. It needs the clients' rows: over nodes, ask it there.
+    Given z, all sites of a row are drawn together, from weighted candidates of a Normal at their
+    mode: exact if they are Normal given the row. This needs the clients' rows: over nodes, call it
+    there.
 
     Args:
-        fit: of a program with continuous latent sites of rows.
+        fit: a fit of a program with continuous latent sites of rows.
         draws: S, of the posterior.
         prob: of the intervals.
         seed: of the draws.

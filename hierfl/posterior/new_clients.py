@@ -37,7 +37,7 @@ OfNewClient = Callable[[Params, Values, ClientBatch], Tree]
 def predict_from_prior(
     fit: Snapshot, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0
 ) -> Prediction:
-    """Predict the rows of clients of which nothing was seen, neither labels nor rows.
+    """Predict the rows of clients that the fit has not seen, without their labels or other rows.
 
         p(y | x) = E_{z ~ q(z)} E_{w ~ p(w | z)} p(y | x, w, z),    z global, w the new client's sites
 
@@ -45,9 +45,9 @@ def predict_from_prior(
     a client has labels, its own posterior says more: `fit.personalize`.
 
     Args:
-        fit: of other clients.
-        rows: of the new clients; if they have labels, these are scored. A name may be that of a
-            fitted client: nothing known of that client is used.
+        fit: a fit of other clients.
+        rows: rows of the new clients; if they have labels, these are scored. A name may be that of
+            a fitted client: nothing known about that client is used.
         site: the observed site to predict; None: the model's only one.
         draws: S.
         seed: of the draws.

@@ -34,10 +34,10 @@ MOST_COLUMNS = 8  # classes, or scalars of an event, that are printed
 class Prediction:
     """The posterior predictive distribution of every row.
 
-    Rows are in the order of the frame that they were given in, and otherwise client after client as
-    in `data`. A label counts as it does in the fit: a row that the model masks, or that has no
-    label, has NaN as `label` and `log_score` and is not scored; one that it scales, as `weights(w)`
-    of a formula does, counts so many times.
+    Rows are in the order of the frame that you passed, and otherwise client after client as in
+    `data`. A label counts as it does in the fit: a row that the model masks, or that has no label,
+    has NaN as `label` and `log_score` and is not scored; a row that it scales, as a formula's
+    `weights(w)` does, counts w times.
 
     Args:
         data: the rows, labeled or not.
@@ -47,8 +47,8 @@ class Prediction:
             for a categorical one; the mean direction of an angle, whose sd is that of the angle
             between both.
         sd: (n,) standard deviation of y, from the draws and the likelihood; None of classes.
-        log_score: (n,) log of the mean density of the true label, to the power of how often it
-            counts; nats, higher is better; None where labels are unknown.
+        log_score: (n,) log of the mean, over draws, of the true label's density raised to how often
+            it counts; nats, higher is better. None if labels are unknown.
         noise: (n,) entropy of y given a draw, nats, averaged over draws: the aleatoric part; None
             for a numeric site.
         kind: "binary", "categorical", "numeric", "angle", or "other" for vectors.
@@ -89,7 +89,7 @@ class Prediction:
     def frame(self) -> pd.DataFrame:
         """Return one line per row: client, mean (of each class), sd, label and log score.
 
-        Its index is that of the frame that the rows were given in.
+        Its index is that of the frame that you passed.
         """
         at = slice(None) if self.place is None else self.place.numpy()
         rows = self.data.frame_rows

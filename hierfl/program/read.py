@@ -100,7 +100,7 @@ def read(
             is only read.
 
     Raises:
-        TypeError: `data` is no `ClientData`.
+        TypeError: `data` is not a `ClientData`.
         ValueError: NaN or infinity in a field that the model does not handle, or labels outside
             the support of their site; the message names client and field.
         ProgramError: the program itself is wrong; the message names the site and the fix.

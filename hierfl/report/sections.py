@@ -23,8 +23,8 @@ ROWS = 200  # most rows of a table
 REDUCTION = "Variance reduction"
 # guides whose name says little to a reader of the page
 GUIDES = {
-    "from_factor": "none is fitted: draws of the global parameters are weighted; a client's own are drawn given "
-    "them, by the Gaussian factor of its likelihood, and weighted"
+    "from_factor": "none is fitted: draws of the global parameters are weighted; given each of them, a client's "
+    "own parameters are drawn by its Gaussian factor, and weighted"
 }
 
 

@@ -46,7 +46,7 @@ WORK = 1e8  # rows x unknowns above which the last gradient is not estimated: it
 
 
 def run_chosen(choice: Choice, data: ClientData, call: FitArguments) -> Fit:
-    """Run a chosen method, until it stops itself or its posterior is good where rounds is None."""
+    """Run a chosen method; if rounds is None, until it stops or its posterior is good."""
     method = choice.method
     repeat_warnings(choice.caught)
     if call.progress:
@@ -169,53 +169,51 @@ def fit(
     Args:
         model: a function of a `ClientBatch`, or a `hierfl.formula`. The rule in docs/methods.md
             chooses its method, and `Fit.chosen` says which and why. A chosen method that does not
-            stop itself runs for 200 rounds; while `hierfl.diagnostics.convergence` asks for
-            more, it runs again from scratch for 600, then 2,000 rounds, and `Fit.posterior`
-            corrects its draws by importance weights where these can be trusted. Or a method: one of
-            `hierfl.methods`, or one's own `Method`.
-        data: the clients' training rows; or one frame with the column of clients; of a formula
-            also {client: frame}.
-        clients: the column of a frame that names the clients, each other column of which a program
-            reads as a field, `batch.age`. A formula names it itself. Default None.
-        rounds: exchanges between server and clients, at most: a method that stops itself may
-            take fewer. None: until the method stops itself, after `method.most_rounds` at the
-            latest, which is the same run as with that number; a named method that does not stop by
-            itself needs a number.
-        seed: of everything random. Noise is a function of (seed, client, step, site), so no result
-            depends on the engine or on the order of clients.
-        cohort: clients a round: None for all, a count, or a share in (0, 1].
+            stop automatically runs for 200 rounds; if `hierfl.diagnostics.convergence` asks for
+            more, it runs again from scratch for 600, then 2,000 rounds. `Fit.posterior` corrects
+            its draws by importance weights if these can be trusted. Or a method: one of
+            `hierfl.methods`, or a `Method` of your own.
+        data: the clients' training rows; or one frame with a column that names the clients; for a
+            formula also {client: frame}.
+        clients: the column of a frame that names the clients. A program reads every other column as
+            a field, `batch.age`. A formula names its own column of clients. Default None.
+        rounds: the most exchanges between server and clients. A method that stops automatically may
+            take fewer. None: until the method stops, after `method.most_rounds` at the latest (the
+            same run as with that number). A named method that does not stop automatically needs a
+            number.
+        seed: determines all randomness. Noise is a function of (seed, client, step, site), so no
+            result depends on the engine or on the order of clients.
+        cohort: clients per round: None for all, a count, or a share in (0, 1].
         checkpoint: folder to write checkpoints to.
         checkpoint_every: rounds between checkpoints; the last round is always written.
         resume: continue from the newest undamaged checkpoint of that folder, if there is one.
         validation: labeled rows of the same clients; their mean log score is logged every
             `eval_every` rounds.
-        eval_every: rounds between scores.
-        patience: stop once so many scores in a row have not improved on the best; the params of the
-            last round are kept.
-        time_limit: seconds after which rounds end. `two_stage` then goes over to Hamiltonian chains
-            on all clients' rows, or a chosen method to fedsvi with `guides.structured` where these
-            would take over an hour; other methods stop after the round. A chosen `two_stage` does
-            so without a limit where rounds cease to gain; `Fit.summary` says what was done.
+        eval_every: rounds between two scores.
+        patience: stop after this many scores in a row without an improvement on the best. The
+            params of the last round are kept.
+        time_limit: seconds after which rounds end. `two_stage` then switches to Hamiltonian chains
+            on all clients' rows, or, if it was chosen and these would take over an hour, to fedsvi
+            with `guides.structured`. Other methods stop after the round. Without a limit, a chosen
+            `two_stage` switches when further rounds gain nothing; `Fit.summary` says what was done.
             Default None.
-        callback: called with the fit after each round, once its checkpoint is written, such as to
-            measure what clients are served then. What it returns is not used; an error that it
-            raises ends the run.
-        progress: say what is done, about how long it takes, and show a bar of rounds. None: where
-            standard error is a terminal; elsewhere a run that takes longer than ten seconds says
-            every ten seconds how far it is.
+        callback: a function of the fit, called after each round, once its checkpoint is written.
+            Its result is not used; an error that it raises ends the run.
+        progress: say what is done and about how long it takes, and show a progress bar. None: do so
+            if standard error is a terminal; otherwise, report progress every ten seconds.
         settings: how the fit is computed, who takes part, and what the server may see.
 
     Returns:
-        The fit. Of a program with a discrete site of all clients, on which what is inside
-        `batch.clients()` depends, a `hierfl.runs.mixed_fit.MixedFit`: of up to 64 joint values each
-        has a fit, with its probability and a folder of its own in `checkpoint`.
+        The fit. If clients' sites or rows depend on a global discrete site, it is a
+        `hierfl.runs.mixed_fit.MixedFit`: a fit for each of up to 64 joint values, with its
+        probability and its own folder in `checkpoint`.
 
     Raises:
-        TypeError: an argument is of another kind, such as a frame for `data`.
-        ValueError: bad data, a cohort larger than the federation, a device that is not available, a
-            checkpoint of another run, `rounds` is None and the method does not stop itself, or
-            the method discloses more than the settings allow.
-        ProgramError: a model or guide that cannot be run as it is written.
+        TypeError: an argument has the wrong type.
+        ValueError: the data are unusable, the cohort is larger than the federation, the device is
+            not available, the checkpoint is of another run, `rounds` is None and the method does
+            not stop automatically, or the method discloses more than the settings allow.
+        ProgramError: the model or guide cannot be run as it is written.
         KeyError: `validation` has a client that `data` does not have.
         ClientError: a client fails, or its update is not finite; with on_client_error="skip", all
             clients of a round.

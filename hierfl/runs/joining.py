@@ -42,9 +42,9 @@ def personalize(
     Args:
         fit: of other clients.
         data: the new clients' rows; unlabeled where the guide needs no labels.
-        rounds: rounds of the clients' own steps; none where the method keeps no client state,
-            and one by two_stage, which needs no more.
-        from_scratch: all start as new clients; False: all are clients of this fit, and go on
+        rounds: rounds of the clients' own steps. Methods without a client state take none, and
+            two_stage takes one.
+        from_scratch: all clients start as new ones. False: all are clients of this fit and continue
             from their states, as for `methods.fine_tuned`.
 
     Raises:
@@ -105,16 +105,19 @@ WHAT = "the posterior with new clients"
 def updated(fit: Fitted, rows: ClientData | Frames, *, rounds: int | None = None) -> Fitted:
     """Return the fit with new clients, or new rows of some, from what two_stage has kept.
 
-    The new clients send a factor, then log ratios at new draws; the others' are carried over as
-    in `without`. Where these do not suffice, by k-hat, the others are asked, and a warning says so.
+    The new clients send a factor, then log ratios at new draws. Those of the other clients are
+    carried over as in `without`. If k-hat says that these do not suffice, the other clients are
+    asked, and a warning says so.
 
     Args:
         fit: of two_stage.
-        rows: of each new or changed client, all of them.
-        rounds: at most so many; 2 asks nobody but the new clients. None: until it is done.
+        rows: all rows of each new or changed client.
+        rounds: the most rounds; with 2, nobody but the new clients is asked. None: until it is
+            done.
 
     Raises:
-        ValueError: the fit is not of two_stage, is not done, or has row noise; or bad rows.
+        ValueError: the fit is not of two_stage, is not done, or has row noise; or the rows are
+            unusable.
         RowsNotSaved: the fit was loaded without its clients' rows.
     """
     rows = fit._rows(rows, matched=False)

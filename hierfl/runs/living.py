@@ -47,24 +47,26 @@ KEPT_STILL = (
 def without(
     fit: Fitted, client: str, *, rounds: int = 0, folder: str | Path | None = None
 ) -> Fitted:
-    """Return the fit without one of its clients, from what the server of two_stage has kept.
+    """Return the fit without one of its clients, from what the server of two_stage has stored.
 
-    No round is run and nobody is asked. Of a Gaussian likelihood the posterior of the others'
-    sums is drawn; else draws are weighted by the others' log ratios, carried over to new draws
-    by a polynomial of the global parameters. k-hat and the error are in the last row of the
-    history. Nothing of the client is in what is returned; `certificates` says what was removed.
+    No round is run and nobody is asked. For a Gaussian likelihood, draws come from the posterior
+    given the others' sums. Otherwise, draws are weighted by the others' log ratios, which a
+    polynomial of the global parameters carries over to new draws. The last row of the history has
+    k-hat and the error. The returned fit holds nothing of the client; `certificates` says what was
+    removed.
 
     Args:
         fit: of two_stage.
         client: its name.
-        rounds: in which the others may weight new draws where what is kept does not suffice.
-        folder: in which the fit was saved, to be replaced by the one without the client and
-            `withdrawn.json`, the certificates. Backups are not reached. None: it stays.
+        rounds: how many rounds the others may take to weight new draws if what is stored does not
+            suffice.
+        folder: the folder of the saved fit, which the one without the client and its certificates,
+            `withdrawn.json`, replace. Backups are not changed. None: no folder is changed.
 
     Raises:
         KeyError: the client was not fitted.
         ValueError: the fit is not of two_stage, is not done, or has no other client.
-        AnotherRound: what is kept does not suffice (k-hat, or an error above 0.1 nats).
+        AnotherRound: what is stored does not suffice (k-hat, or an error above 0.1 nats).
         CheckpointError: the folder does not hold this fit.
     """
     expect_count(rounds, "rounds", least=0)

@@ -104,31 +104,31 @@ def load(
 ) -> Fit:
     """Read a fit that `Fit.save`, or a checkpoint of `fit`, has written.
 
-    No code is stored, and none that the folder names is run. The method is built again from its
-    record: what is hierfl's own by its public name, your own model and guide where this program has
-    marked them, `@hierfl.model` and `@hierfl.guide`. Pass anything else.
+    No code is stored, and no code that the folder names is run. The method is rebuilt from its
+    record: hierfl's own functions by their public names, your own model and guide if this program
+    has marked them with `@hierfl.model` and `@hierfl.guide`. Pass anything else.
 
     What is marked or passed is compared with the record: settings, the code and constants of
     functions, their closures, defaults and the globals they read, and the layers, shapes and fixed
-    values of modules; not where learned weights start. Code is compared under the Python version
-    that wrote the record; under another one a warning says that it is not.
+    values of modules, but not the starting values of learned weights. Code is compared only under
+    the Python version that wrote the record; under another version, a warning says so.
 
     Args:
-        folder: of the fit or the run.
-        method: that was fitted; None: built again.
-        model: of the method that is built again, if neither hierfl's nor marked.
+        folder: the folder of the fit or the run.
+        method: the method that was fitted. None: it is rebuilt.
+        model: the model of the method, if it is neither hierfl's nor marked.
         guide: the same.
-        data: the clients' training rows; of a formula also frames. They are compared with a salted
-            hash of those that were fitted. None: those saved with the fit. If there are none, the
-            fit answers what needs no rows (global draws, new clients, and fitted clients where the
-            guide reads no rows), and refuses everything else by `RowsNotSaved`.
+        data: the clients' training rows; for a formula also frames. They are compared with a salted
+            hash of the fitted rows. None: those saved with the fit. If none were saved, the fit
+            answers what needs no rows (global draws, new clients, and fitted clients if the guide
+            reads no rows), and raises `RowsNotSaved` for everything else.
 
     Raises:
-        TypeError: `folder` is no path.
-        CheckpointError: the folder holds no undamaged checkpoint, or one of another method or of
+        TypeError: `folder` is not a path.
+        CheckpointError: the folder holds no undamaged checkpoint, or that of another method or
             other clients; the message names what differs.
-        CannotRemake: the method cannot be built again, or the model or guide is another one.
-        RowsNotSaved: the rows were not saved, and are needed to read the program at all.
+        CannotRemake: the method cannot be rebuilt, or the model or guide is another one.
+        RowsNotSaved: the rows were not saved, and the program cannot be read without them.
         ValueError: `method` is given together with `model` or `guide`.
     """
     handed = {k: v for k, v in (("model", model), ("guide", guide)) if v is not None}

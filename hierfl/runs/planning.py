@@ -57,27 +57,27 @@ def simulate(
     count: int = 1,
     seed: int = 0,
 ) -> list[Simulated]:
-    """Draw federations from the prior of a formula, or from the posterior of its fit.
+    """Draw federations from the prior of a formula, or from the posterior of a fit of it.
 
-    A formula without a schema agrees on one of the columns drawn. Its default priors are in units
-    of the response, whose sd is taken to be 1 where `columns` does not say.
+    A formula without a schema gets one from the columns drawn. Its default priors are in units of
+    the response, whose sd is taken as 1 unless `columns` has the response.
 
     Args:
-        model: a `hierfl.formula`, whose global sites are drawn from their priors; or a fit of one,
-            whose posterior they are drawn from. The clients are new either way.
-        columns: of each column that the formula reads, values that are drawn with replacement (the
+        model: a `hierfl.formula`, to draw global sites from their priors; or a fit of one, to draw
+            them from its posterior. Either way, the clients are new.
+        columns: for each column that the formula reads, values to draw from with replacement (the
             levels of a category, or a pilot's numbers); or a function of a NumPy generator and a
             number of rows that draws them.
-        clients: how many.
-        rows: of each client, or one number for each.
-        count: how many federations; all have the same columns.
+        clients: number of clients.
+        rows: number of rows of every client, or one number for each client.
+        count: number of federations; all have the same columns.
         seed: of the draws.
 
     Raises:
-        TypeError: `model` is neither; or `rows` are no integers.
+        TypeError: `model` is neither; or `rows` are not integers.
         KeyError: `columns` lacks one that the formula reads.
-        ValueError: the response is of words, censored or weighted; or numbers of rows are not as
-            many as clients.
+        ValueError: the response is in words, censored or weighted; or there are not as many numbers
+            of rows as clients.
     """
     formula = _formula_of(model)
     expect_count(count, "count")
@@ -210,26 +210,26 @@ def precision(
     progress: bool | None = None,
     seed: int = 0,
 ) -> Precision:
-    """Say how the width of an interval falls with more clients, and with more rows a client.
+    """Say how the width of an interval falls with more clients, and with more rows per client.
 
-    Federations of each size are drawn (`simulate`) and fitted. Those of one number have the same
-    true values at every size, so that sizes can be compared.
+    Federations of each size are drawn (`simulate`) and fitted. The k-th federation of every size
+    has the same true values, so that sizes can be compared.
 
     Args:
         model: as for `simulate`.
         columns: as for `simulate`.
-        parameter: a number of a global site, "sd_hospital" or "b[age]", as in
+        parameter: an entry of a global site, such as "sd_hospital" or "b[age]", as in
             `hierfl.diagnostics.sensitivity`.
         clients: numbers of clients.
         rows: numbers of rows of each client.
-        replications: of each size.
+        replications: federations of each size.
         prob: of the interval.
         workers: processes, one core each (on Linux; elsewhere 1).
         progress: show a progress bar; None: where standard error is a terminal.
         seed: of the draws.
 
     Raises:
-        KeyError: there is no such parameter; the message names those that there are.
+        KeyError: there is no such parameter; the message names the parameters.
         ValueError: as `simulate`; or `prob` is not between 0 and 1.
     """
     check_prob(prob)

@@ -39,7 +39,7 @@ def fit_pooled(method: Method, data: ClientData, *, rounds: int, seed: int = 0) 
         method: made by `hierfl.methods.fedsvi`, with one joint step a round.
         data: the clients' rows.
         rounds: steps, 1 or more.
-        seed: of everything random.
+        seed: determines all randomness.
 
     Raises:
         ValueError: the method is another one or takes other steps, `rounds` is below 1, the guide

@@ -61,13 +61,14 @@ OF_FEW = {
 @late_methods({**METHODS, **OF_FEW})
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A method, fitted to a federation.
+    """A method fitted to a federation.
 
     Args:
-        method: what was fitted.
+        method: the method that was fitted.
         federation: the clients, their rows and the checked program.
         progress: the server's state, the client states, the history and the rounds done.
-        rounds: how many rounds were planned; a method that stops itself may have taken fewer.
+        rounds: how many rounds were planned; a method that stops automatically may have taken
+            fewer.
     """
 
     method: Method
@@ -138,18 +139,19 @@ class Fit:
 
         Local sites have a dimension `client` with the clients' names, and features have theirs. A
         network of more than `expand` scalars is summarized by layer, as `<network>_mean`, `_sd`,
-        `_rms` and `_largest` with a dimension `<network>_layer`. Attributes record what was run. Draws
-        are independent; from 100 on they are in four chains if 4 divides them, for ArviZ's R-hat.
+        `_rms` and `_largest` with a dimension `<network>_layer`. Attributes record what was run.
+        Draws are independent; 100 or more, if 4 divides their number, are in four chains, for
+        ArviZ's R-hat.
 
         Args:
             draws: S.
             seed: of the draws.
             var_names: return only these sites, written out however large they are.
             expand: the largest network, in scalars, that is still written out.
-            correct: "psis": weight the guide's draws and resample them until they are the
-                posterior's, in one to three more rounds in which each client returns one number a
-                draw (`hierfl.diagnostics.corrected`); None: the guide's own draws. "auto": "psis"
-                where `hierfl.fit(model, data)` chose the method and found its weights trustworthy.
+            correct: "psis": weight the guide's draws and resample them, in one to three more rounds
+                in which each client returns one number per draw (`hierfl.diagnostics.corrected`).
+                None: the guide's own draws. "auto": "psis" if `hierfl.fit(model, data)` chose the
+                method and found its weights trustworthy.
             log_likelihood: add `log_likelihood`, by row, and `observed_data`: az.loo needs both.
 
         Raises:
@@ -170,8 +172,8 @@ class Fit:
         The ArviZ groups are `posterior_predictive` and, for labeled rows, `observed_data`.
 
         Args:
-            draws: S; one label of each row for each draw of the latent sites.
-            rows: of fitted clients, matched by name; None: the rows they were fitted to.
+            draws: S; each row gets one label for each draw of the latent sites.
+            rows: rows of fitted clients, matched by name. None: the fitted rows.
             seed: of the draws.
 
         Raises:
@@ -197,7 +199,8 @@ class Fit:
             seed: of the draws.
             var_names: return only these sites, written out however large they are.
             expand: as in `posterior`.
-            predictive: add a label of each row: groups `prior_predictive` and `observed_data`.
+            predictive: also draw a label for each row: groups `prior_predictive` and
+                `observed_data`.
 
         Raises:
             KeyError: a site in `var_names` does not exist.
@@ -210,10 +213,10 @@ class Fit:
     def predict(
         self, rows: ClientData | Frames, *, site: str | None = None, draws: int = 200, seed: int = 0
     ) -> Prediction:
-        """Predict each row by its own client's posterior; labels may be absent.
+        """Predict each row from its own client's posterior; labels may be absent.
 
         Args:
-            rows: of clients that were fitted, matched by name.
+            rows: rows of fitted clients, matched by name.
             site: the observed site to predict; None: the model's only one.
             draws: S, of the posterior to average over; 1 is enough for point estimates.
             seed: of the draws.
@@ -231,8 +234,8 @@ class Fit:
     ) -> Tensor:
         """Draw labels of some rows from the posterior predictive distribution, (S, n).
 
-        The labels of one draw share its latent sites, so they are dependent as those of one
-        client's rows are. Arguments and errors are those of `predict`; `draws` is S.
+        The labels of one draw share its latent sites, so labels of one client's rows are dependent.
+        Arguments and errors are those of `predict`; `draws` is S.
         """
         data = self._rows(rows)
         drawn = replicate(self, data, site=site, draws=draws, seed=seed)

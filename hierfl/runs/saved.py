@@ -36,11 +36,11 @@ HAND_IN = "pass the clients' rows, load(..., data=...)"
 def save(fit: Fitted, folder: str | Path, *, with_data: bool = False) -> None:
     """Write the fit to a folder: server state and client states in two files, and its record.
 
-    Only the owner can read its files. What is in the folder already is kept.
+    Only the owner can read its files. Files that are already in the folder are kept.
 
     Args:
-        fit: that is written.
-        folder: made if it does not exist.
+        fit: the fit to write.
+        folder: is created if it does not exist.
         with_data: write the clients' rows too, so that `hierfl.load(folder)` alone restores the
             fit; without them `hierfl.load(folder, data=...)` does.
 

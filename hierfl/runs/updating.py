@@ -20,23 +20,24 @@ from hierfl.program.sites import Recipe, recipe_of
 def update(
     fit: Any, formula: str, data: Frames, *, rounds: int | None = None, **options: Any
 ) -> Any:  # a Fit, whose module imports this one
-    """Refit with other terms, `fit.update("~ . + age", frames)`, as `update` of R does.
+    """Refit with other terms, `fit.update("~ . + age", frames)`, like R's `update`.
 
-    The schema is kept where terms allow: levels, units and the least number of rows. So are the
-    method (chosen again where it was chosen), the seed, the cohort and the settings.
+    The schema is kept as far as the terms allow: levels, units and the least number of rows. So are
+    the seed, the cohort, the settings and the method; if it was chosen, it is chosen again.
 
     Args:
-        fit: of a `hierfl.formula`.
-        formula: the new terms; a dot stands for all that is on its side of the old ones.
-        data: the frames that it was fitted to, with the columns of new terms. A fit keeps the columns
-            of its own terms alone.
-        rounds: as in `hierfl.fit`. Default None: as many as the fit has planned, if its method was
-            named and does not stop itself.
+        fit: a fit of a `hierfl.formula`.
+        formula: the new terms; a dot stands for the old terms on its side.
+        data: the frames that it was fitted to, with the columns of the new terms. A fit keeps only
+            the columns of its own terms.
+        rounds: as in `hierfl.fit`. Default None: as many as the fit planned, if its method was
+            named and does not stop automatically.
         **options: `family`, `priors` and `missing`, as in `Formula.update`.
 
     Raises:
-        TypeError: the fit is of another model, or an option is another.
-        ValueError: the frames have other rows than the fit's; or as `Formula.update` and `hierfl.fit`.
+        TypeError: the fit is of another model, or an option is unknown.
+        ValueError: the rows of the frames are not those of the fit; or as `Formula.update` and
+            `hierfl.fit`.
     """
     expect_fit(fit)
     old, federation = fit.method.model, fit.federation

@@ -92,9 +92,9 @@ def test_printed_table_agrees_with_the_csv(job: tuple[Path, Any]) -> None:
     )
     lines = job[1].stdout.splitlines()
     places = [
-        ("new hospital, unseen", "unseen", "all"),
-        ("new hospital, joined", "joined", "all"),
-        ("all, by patients", "trained", "all"),
+        ("new hospital, no rows", "unseen", "all"),
+        ("new hospital, own rows", "joined", "all"),
+        ("all patients", "trained", "all"),
     ]
     for label, setting, hospital in [*((h, "trained", h) for h in HOSPITALS), *places]:
         found = [
@@ -183,7 +183,7 @@ def test_the_reading_follows_the_numbers() -> None:
     assert error == pytest.approx(np.std([1.0, 1.1, 0.9, 1.0], ddof=1) / 2)
     first, second = demo_report.reading(found)
     words = (
-        "better than local-only (+1.000 ± 0.041), on a par with pooled (+0.100 ± 0.324), "
+        "better than local-only (+1.000 ± 0.041); on par with pooled (+0.100 ± 0.324); "
         "worse than hierarchical MAP (-1.000"
     )
     assert first.startswith("Four hospitals, 4 held-out patients")

@@ -1,5 +1,6 @@
 """The audit: every tensor that crosses is listed, and what is said to depend on the rows does."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ def test_what_fedavg_sends() -> None:
     assert found.sent == 2 * 4
     assert set(found.table["server sees"]) == {"", "a sum"}
     assert "sent 8 numbers that depend on its 3 rows, which hold 15" in str(found)
+    assert f"In 2 rounds, client '{found.client}' sent" in found.reading
+    assert replace(found, rounds=1).reading.startswith("In 1 round, client")
     first = audit(method, federation((5, 3, 7)), rounds=1)
     assert of(first, "down") == {"theta.bias": "", "theta.weight": ""}  # before the first update
 

@@ -62,7 +62,7 @@ class FedIvonWork(NamedTuple):
     common="sites",
     guide="independent Gaussians",
     new="the global posterior",
-    down="`z`, the mean precision of a client, and its rows",
+    down="`z`; means over clients of their precisions and numbers of rows",
     up=(
         "`shift`: how far its mean moved, times its precision; `precision`: of all its rows; "
         "`rows`: their number; `loss`*"

@@ -47,7 +47,7 @@ from hierfl.program.sites import Model
     common="sites",
     guide="independent Gaussians, by squared gradients",
     new="the global posterior",
-    down="`z`, the mean precision of a client, and its rows",
+    down="`z`; means over clients of their precisions and numbers of rows",
     up=(
         "`shift`: how far its point moved, times its precision; `precision`: of all its rows; "
         "`rows`: their number; `loss`*"
