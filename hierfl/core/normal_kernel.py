@@ -1,7 +1,5 @@
 """Keys and normals of compiled steps by kernels in C: `noise.fold`, and `noise.normals` to rounding."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Noise that nobody else can reproduce: from the operating system, or SHAKE-256 of a secret key."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 

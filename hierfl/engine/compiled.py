@@ -1,7 +1,5 @@
 """A local step as one compiled graph, without Pyro's Python; one that cannot be traced runs eagerly."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """What a traced step draws: all normals by one call, and normals times a scale by the same kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from operator import getitem
 from typing import Any, NamedTuple

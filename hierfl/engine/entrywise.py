@@ -1,7 +1,5 @@
 """Entrywise operations on large tensors of a traced step: which nodes hold the same numbers, and new nodes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Graph rewrites of a traced step before inductor compiles it; none changes the numbers."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

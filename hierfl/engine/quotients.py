@@ -1,7 +1,5 @@
 """Quotients that a later factor cancels: (a / (b c) + d) b -> a / c + d b, and noise read from a draw."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from itertools import product

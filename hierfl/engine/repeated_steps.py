@@ -1,7 +1,5 @@
 """Graphs of repeated steps: what only the last step has to compute, and states updated in place."""
 
-from __future__ import annotations
-
 import copy
 
 import torch
