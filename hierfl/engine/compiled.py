@@ -135,7 +135,7 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
     """Trace a pure function, rewrite its graph, and lower it to a function of leaves like these."""
     # eager runs need neither
     from hierfl.core.normal_kernel import in_graph
-    from hierfl.engine.draws import draw_together, shorten
+    from hierfl.engine.draws import draw_together
     from hierfl.engine.repeated_steps import cut_end
 
     shape: list[Any] = []
@@ -150,7 +150,6 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
         with in_graph():
             graph = make_fx(flat)(*_distinct(leaves))
         rewrite(graph, given)
-        shorten(graph)
         draw_together(graph)
         cut, end = cut_end(graph, given), None
         if cut is not None:

@@ -5,10 +5,10 @@ import copy
 import torch
 from torch import fx
 
-from hierfl.engine.entrywise import MANY
 from hierfl.engine.graph_rewrites import MUTATING, VIEWS, behind_of, origin_of, reaches
 
 aten = torch.ops.aten
+MANY = 1 << 16  # numbers, for which a pass over memory takes longer than starting a kernel
 
 
 def cut_end(graph: fx.GraphModule, given: int) -> fx.GraphModule | None:
