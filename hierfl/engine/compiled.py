@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hierfl.core.trees import Tree, leaves_of, tree_leaves
 from hierfl.core.user_warnings import warn
-from hierfl.engine.graph_rewrites import rewrite
+from hierfl.engine.graph_rewrites import draw_together, rewrite
 from hierfl.engine.lifted_factors import lift_factors
 
 Signature = tuple[Any, ...]
@@ -135,7 +135,6 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
     """Trace a pure function, rewrite its graph, and lower it to a function of leaves like these."""
     # eager runs need neither
     from hierfl.core.normal_kernel import in_graph
-    from hierfl.engine.draws import draw_together
     from hierfl.engine.repeated_steps import cut_end
 
     shape: list[Any] = []

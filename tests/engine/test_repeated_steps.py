@@ -14,8 +14,7 @@ from hierfl.core import noise
 from hierfl.core.normal_kernel import in_graph
 from hierfl.core.trees import tree_leaves
 from hierfl.engine.compiled import Graphs, Loop
-from hierfl.engine.draws import draw_together
-from hierfl.engine.graph_rewrites import rewrite
+from hierfl.engine.graph_rewrites import draw_together, rewrite
 from hierfl.engine.repeated_steps import MANY, cut_end, in_place
 from hierfl.optimizers import SGD
 
