@@ -3,7 +3,6 @@
 import os
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -154,7 +153,7 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
         if cut is not None:
             end = End(_lowered(cut, leaves), _zeros(cut))
             leaves = [*leaves, *end.zeros]
-        return Graph(_step(graph, leaves, given), shape[0], end)
+        return Graph(_lowered(graph, leaves), shape[0], end)
 
 
 def _zeros(graph: fx.GraphModule) -> tuple[Tensor, ...]:
@@ -174,18 +173,6 @@ OPTIONS: dict[str, Any] = {
     # `Graphs` finds a graph by all that torch would check again in each call (since torch 2.8)
     **({"guard_filter_fn": SKIPPED} if SKIPPED else {}),
 }
-
-
-def _step(graph: fx.GraphModule, leaves: list[Tensor], given: int) -> Callable[..., Any]:
-    """Lower a step, with its large states updated in place where inductor can."""
-    from hierfl.engine.repeated_steps import in_place
-
-    written = in_place(graph, given)
-    if written is not None:
-        # inductor's fusion of outer loops fails for some inputs that are overwritten
-        with suppress(Exception):
-            return _lowered(written, leaves)
-    return _lowered(graph, leaves)
 
 
 def _lowered(graph: fx.GraphModule, leaves: list[Tensor]) -> Callable[..., Any]:
