@@ -91,6 +91,9 @@ def test_ones_like_a_sum_read_its_shape_alone() -> None:
     graph = traced(step)
     assert cut_end(graph, 2) is not None
     assert not any(node.target is aten.sum.dim_IntList for node in graph.graph.nodes)
+    work, xs = start()
+    moved = graph(work["w"], work["loss"], xs[0], torch.zeros(2))[0]
+    torch.testing.assert_close(moved, step(work, xs[0])["w"])
 
 
 def test_normals_are_drawn_by_one_call() -> None:
