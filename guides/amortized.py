@@ -1,7 +1,5 @@
 """Guides of one network for all clients, which maps a client's rows to its local posterior; and FedVI's."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The conditional guide: a Laplace approximation in each client, given the global sites."""
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 

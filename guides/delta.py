@@ -1,7 +1,5 @@
 """The MAP guide: a point for every site."""
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 

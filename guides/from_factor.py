@@ -1,7 +1,5 @@
 """The guide of two_stage: weighted draws of the local prior times the client's own factor."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

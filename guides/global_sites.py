@@ -1,7 +1,5 @@
 """Posteriors of the global sites: functions `(block) -> (batch) -> Drawn` of one vector z (K,)."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The guide of FedPop: points for global sites, and for local sites one of the kept draws."""
 
-from __future__ import annotations
-
 import math
 
 import pyro

@@ -1,7 +1,5 @@
 """The low-rank guide: the strongest correlations among local sites, and among global ones."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pyro

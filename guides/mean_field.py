@@ -1,7 +1,5 @@
 """The mean-field guide: an independent Normal for every number."""
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 import torch

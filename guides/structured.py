@@ -1,7 +1,5 @@
 """The structured guide: local sites follow the global ones, as in the hierarchy."""
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 import torch

@@ -8,8 +8,6 @@ functions one client after another, or for a chunk of clients at once under `tor
 a real federation runs them as they are. They are pure: tensors in, tensors out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -282,7 +280,7 @@ class Server:
     final: Callable[[Tree, Clock], Tree] | None = None
     finished: Callable[[Tree], bool] = _never
     logged: Callable[[Tree], dict[str, float]] = lambda state: {}
-    relaxed: Callable[[float], Server] | None = None
+    relaxed: "Callable[[float], Server] | None" = None
     mail: Callable[[Tree], Tree] | None = None
     cohort_seed: Callable[[Clock], int] | None = None
     surprise: Callable[[Tree], Surprise | None] = _unjudged

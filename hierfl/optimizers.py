@@ -1,7 +1,5 @@
 """Optimizers as pure functions of trees; SGD and Adam are here as torchopt's do not run under vmap."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol

@@ -1,7 +1,5 @@
 """Bayesian neural networks of any `nn.Module`, with local and global weight tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

@@ -12,8 +12,6 @@ estimates (guide `delta`) and cannot be sampled.
 Table 7 of the paper has misprints. Entries here are derived from g.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

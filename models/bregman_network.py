@@ -1,7 +1,5 @@
 """A network whose local weights have a Bregman prior: constraint, transform, kernel, model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pyro

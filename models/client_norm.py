@@ -1,7 +1,5 @@
 """Batch normalization as a pure function of weights, statistics and rows."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager

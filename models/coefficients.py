@@ -1,7 +1,5 @@
 """The linear predictor of a regression: intercept and slopes, local or global, with priors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal, TypedDict, get_args
 

@@ -1,7 +1,5 @@
 """An `nn.Module` as a pure function of its weights, some of them local and some global."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """A common embedding, and a Gaussian process of each client's own rows above it."""
 
-from __future__ import annotations
-
 import math
 
 import pyro

@@ -1,7 +1,5 @@
 """A network with local weights under a prior with learned parameters: the model that FedMAP fits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import pyro

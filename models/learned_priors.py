@@ -6,8 +6,6 @@ penalty on the global params themselves. With a closed form, `best(gamma, mean, 
 best global params, given the mean and variance of the clients' tensors.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,7 +74,7 @@ class Isotropic:
         """Declare theta."""
         return {"theta": center_param(name, start)}
 
-    def given(self, above: Above) -> Penalized:
+    def given(self, above: Above) -> "Penalized":
         """Return the penalty about theta."""
         theta = above["theta"]
         return Penalized(theta, lambda w: (w - theta).square().sum() / (2.0 * self.variance))
@@ -127,7 +125,7 @@ class LearnedVariance:
         """Return the precision of each weight, with s clamped above -c, where it is infinite."""
         return 1.0 / (s.clamp(min=-0.999 * self.c) + self.c)
 
-    def given(self, above: Above) -> Penalized:
+    def given(self, above: Above) -> "Penalized":
         """Return the part of R that depends on a client's weights."""
         theta, precision = above["theta"], self.alpha(above["s"])
         return Penalized(theta, lambda w: (precision * (w - theta).square()).sum() / 2.0)
@@ -235,7 +233,7 @@ class Penalized(TorchDistribution):
         """The center."""
         return self.center.expand(self.batch_shape + self.event_shape)
 
-    def expand(self, batch_shape: Any, _instance: object = None) -> Penalized:
+    def expand(self, batch_shape: Any, _instance: object = None) -> "Penalized":
         """Return the same distribution with another batch shape."""
         return Penalized(self.center, self.penalty, tuple(batch_shape))
 

@@ -1,7 +1,5 @@
 """Likelihoods for networks, `(output (C, B, outputs)) -> distribution`; observed fields."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

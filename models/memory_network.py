@@ -1,7 +1,5 @@
 """A common network with a head; and one with nearest neighbors among the features of a client's rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """A mixture of several copies of a model, with shares of each client's own."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from typing import Any
 

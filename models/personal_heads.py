@@ -1,7 +1,5 @@
 """FedVI's model: a shared embedding and classifier, and a small classifier per client."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pyro

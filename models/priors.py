@@ -1,7 +1,5 @@
 """Priors as sites: global ones of a number or a tensor, and local ones given those."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeGuard
 

@@ -159,6 +159,38 @@ def three() -> ClientData:
     )
 
 
+class Doubled(dist.Bernoulli):  # type: ignore[misc]
+    """A derived likelihood with another density than its parent."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        density: Tensor = 2.0 * super().log_prob(value)
+        return density
+
+
+def doubled(batch: ClientBatch) -> None:
+    """`logistic` about 0, with such a likelihood."""
+    with batch.clients():
+        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with batch.data():
+            pyro.sample("y", Doubled(logits=(batch.x * w).sum(-1)), obs=batch.ill)
+
+
+def of_rows(shared: Callable[[], tuple[Any, ...]]) -> Callable[[Callable[..., None]], Any]:
+    """Return a decorator: a site a of each client about the first of `shared` sites; it writes the data plate."""
+
+    def decorated(inside: Callable[..., None]) -> Callable[[ClientBatch], None]:
+        def model(batch: ClientBatch) -> None:
+            mu, *others = shared()
+            with batch.clients():
+                own = pyro.sample("a", dist.Normal(mu, 1.0))
+                with batch.data():
+                    inside(batch, own, *others)
+
+        return model
+
+    return decorated
+
+
 def means(batch: ClientBatch) -> None:
     """E2: g ~ Normal(0, 2^2), b_k ~ Normal(g, 1), y ~ Normal(b_k, 1)."""
     g = pyro.sample("g", dist.Normal(0.0, 2.0))

@@ -1,7 +1,5 @@
 """The command line `hierfl`; commands import torch and the rooms, so that --help is quick."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What commands print of their progress and files, and how they end on an error."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +13,13 @@ if TYPE_CHECKING:
 WIDE = 190  # columns of a table of many columns
 
 
-def show_step(progress: Console, line: str) -> None:
+def show_step(progress: "Console", line: str) -> None:
     """Print what is done now."""
     # as markup, words in brackets would be lost, such as those of hierfl[data]; so everywhere here
     progress.print(f"{line} ...", style="dim", markup=False)
 
 
-def show_files(console: Console, files: Mapping[Path, str]) -> None:
+def show_files(console: "Console", files: Mapping[Path, str]) -> None:
     """Print what was written: a line for each file."""
     for path, what in files.items():
         console.print(f"Wrote {path}: {what}.", markup=False, soft_wrap=True)

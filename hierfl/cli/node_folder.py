@@ -1,7 +1,5 @@
 """The node.toml of a node that answers requests in files (docs/nodes_files.md)."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A page for a data protection officer, made from a node's log: what was asked, what left, and by which policy."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """`hierfl methods`, `audit`, `new`, `data get` and `node`: what owners of nodes do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`hierfl show`, `node answer` and `node report`: requests in files, and what a node's log says of all."""
 
-from __future__ import annotations
-
 import re
 import sys
 import time

@@ -1,7 +1,5 @@
 """A request to a node, or its answer, as text; nothing in it is executed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from hashlib import sha256

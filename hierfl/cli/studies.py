@@ -1,7 +1,5 @@
 """`hierfl demo`, `compare`, `table` and `plot`: runs, and what is read of their folders."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from pathlib import Path
@@ -101,7 +99,7 @@ def compare(
 
 def _variants_compared(
     study: str, quick: bool, folder: Path, variant: list[str] | None, processes: int
-) -> list[Failed]:
+) -> "list[Failed]":
     """Run the variants of a study, without those whose data are missing unless they are named."""
     from hierfl.comparisons import read_study
 
@@ -119,7 +117,7 @@ def _variants_compared(
     return failed
 
 
-def _compared(study: Study, folder: Path, processes: int) -> list[Failed]:
+def _compared(study: "Study", folder: Path, processes: int) -> "list[Failed]":
     from rich.console import Console
 
     from hierfl.comparisons.compare import compare as compared

@@ -1,7 +1,5 @@
 """Cells of a study: one method and seed, computed once and kept under a key of its dependencies."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

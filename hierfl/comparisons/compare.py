@@ -1,7 +1,5 @@
 """Runs a study: chooses every method's options, then computes and keeps cells, each in its process."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -109,7 +107,7 @@ class Pool:
         self.processes, self.say = processes, say
         self.failed: list[Failed] = []
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> "Pool":
         return self
 
     def __exit__(self, *_: object) -> None:

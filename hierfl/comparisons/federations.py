@@ -1,7 +1,5 @@
 """The clients of a study: who trains, who joins later, and their training and test rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Figures of a study: scores beside published ones, curves, and what else it measured."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Figures of lines that studies fit: over the rows of one feature, or as weights of two."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What is measured of a fit: P and G, of participating and new clients, on own rows and on all."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A study's table as Markdown or LaTeX, with its caption and what stands under it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

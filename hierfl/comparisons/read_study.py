@@ -1,7 +1,5 @@
 """Finds and reads study files, and says what is wrong with one, with the nearest known key."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping

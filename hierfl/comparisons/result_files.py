@@ -1,7 +1,5 @@
 """The files of a study's folder: what it was, and what was found, as CSV."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from functools import partial

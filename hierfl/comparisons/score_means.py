@@ -1,7 +1,5 @@
 """Scores of predictions: of each client, and their means over rows and over clients."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pandas as pd

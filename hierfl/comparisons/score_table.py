@@ -1,7 +1,5 @@
 """The table of a study: means ± sds over seeds, bold where no t-test tells them from the best mean."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -57,7 +55,7 @@ def table(study: Study, scores: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFra
 
 
 def _put_published(
-    shown: pd.DataFrame, study: Study, column: ScoreColumn, values: pd.DataFrame
+    shown: pd.DataFrame, study: Study, column: "ScoreColumn", values: pd.DataFrame
 ) -> None:
     """Add the published numbers of a column, and our differences from them, where there are any."""
     metric = beside(study, column)
@@ -102,7 +100,7 @@ def _cell(own: pd.Series, form: str, *, bold: bool, diverged: int, missing: int)
     return f"**{text}**" if bold else text
 
 
-def beside(study: Study, column: ScoreColumn) -> str | None:
+def beside(study: Study, column: "ScoreColumn") -> str | None:
     """Return the paper's metric that stands beside a column; None: nothing does."""
     local = column.test == "local" and column.metric == study.evaluation.metric
     if study.published is None or not local:

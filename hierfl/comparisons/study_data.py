@@ -1,7 +1,5 @@
 """The tables `[data]` and `[evaluation]` of study files: the rows, and what is measured."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 

@@ -22,8 +22,6 @@ holds what `--quick` changes, table by table, and `[variants.NAME]` what is chan
 that name: a file with variants is as many studies. Unknown keys and values are errors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Annotated, Any, Literal

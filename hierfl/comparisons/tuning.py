@@ -1,7 +1,5 @@
 """The options of a method, chosen on rows or clients kept from the fit, never on test rows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from itertools import product

@@ -1,7 +1,5 @@
 """Add a vector to one row of a matrix, in place in compiled steps (`engine.graph_rewrites`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

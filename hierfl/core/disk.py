@@ -1,7 +1,5 @@
 """Writing files: private ones, those for users, and errors that name file, size and fix."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

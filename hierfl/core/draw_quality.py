@@ -11,8 +11,6 @@ below the 5% or the 95% point (the tails). Scores and not values, so that no mom
 Source: Vehtari et al. 2021, Bayesian Analysis 16(2), for chains; here for weights.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

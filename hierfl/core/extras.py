@@ -1,7 +1,5 @@
 """What a missing extra of the package says: the command that installs it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Normal distributions and exponentials of quadratic forms, in batches, in closed form."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -27,7 +25,7 @@ class Normal(NamedTuple):
         square = (away * (self.precision @ away[..., None])[..., 0]).sum(-1)
         return 0.5 * (self.log_det - square - len(x) * LOG_2_PI)
 
-    def unchained(self, slopes: Tensor) -> Normal:
+    def unchained(self, slopes: Tensor) -> "Normal":
         """Return the joint distribution if means (C, D) move with x (D,) by slopes (C, D, D)."""
         unit_lower = torch.eye(slopes.shape[-1], dtype=slopes.dtype) - slopes
         mean = torch.linalg.inv_ex(unit_lower).inverse @ self.mean[..., None]
@@ -60,7 +58,7 @@ class Quadratic(NamedTuple):
         away = x - self.center
         return self.constant + dot(self.shift - 0.5 * times(self.precision, away), away)
 
-    def along(self, start: Tensor, slopes: Tensor) -> Quadratic:
+    def along(self, start: Tensor, slopes: Tensor) -> "Quadratic":
         """Return the batch's product at x = start + slopes m, as a function of m (M,), (C or 1, D, M)."""
         turned = (self.precision @ start[..., None])[..., 0]
         constant = self.constant + ((self.shift - 0.5 * turned) * start).sum(-1)

@@ -1,7 +1,5 @@
 """Functions as lists of torch's operations; `make_fx` imports sympy and dynamo, which is slow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """What results print, as tables of great_tables."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

@@ -8,8 +8,6 @@ the fit: Zhang and Stephens 2009, Technometrics 51(3); a proposal by its own wei
 al. 2004, J. Comput. Graph. Stat. 13, whose form here is hierfl's.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -101,7 +99,7 @@ class Split(NamedTuple):
         volume = self.tril.diagonal().log().sum() + ((self.left + self.right) / 2.0).log().sum()
         return constant - volume - 0.5 * (freedom + size) * torch.log1p(square / freedom)
 
-    def refitted(self, loc: Tensor, covariance: Tensor) -> Split:
+    def refitted(self, loc: Tensor, covariance: Tensor) -> "Split":
         """Return the same skews with a given mean (K,) and covariance (K, K), matched as for a split normal."""
         gap = self.right - self.left
         # The standard deviation of a two-piece normal.
@@ -202,7 +200,7 @@ class ScalesProposal:
     slopes: Tensor  # (Q, K) of g there
     tril: Tensor  # (K, K) L
 
-    def times(self, wider: float) -> ScalesProposal:
+    def times(self, wider: float) -> "ScalesProposal":
         """Return the proposal with normal scores that are wider."""
         return replace(self, tril=wider * self.tril)
 

@@ -1,7 +1,5 @@
 """The probability of an interval, and what follows from it."""
 
-from __future__ import annotations
-
 import math
 from numbers import Real
 

@@ -1,7 +1,5 @@
 """Methods of a class in modules of their own, which are imported when a method is first used."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, TypeVar

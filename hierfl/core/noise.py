@@ -3,8 +3,6 @@
 Also whether anything draws from a global generator in its place.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import pickle

@@ -1,7 +1,5 @@
 """Keys and normals of compiled steps by kernels in C: `noise.fold`, and `noise.normals` to rounding."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable, Iterator
@@ -19,8 +17,8 @@ from hierfl.core.noise import GRAPH_OPS
 from hierfl.core.process import set_to
 
 # The counters, the hash and the pairs are those of `noise.normals`, in float32. GCC turns the loops
-# into vector instructions. Sine, cosine and exponential are the polynomials of Cephes (S. Moshier,
-# single/sinf.c and expf.c); that of the logarithm, fitted here, errs by 1.3e-7. An angle is cut into
+# into vector instructions. Sine and cosine are the polynomials of Cephes (S. Moshier,
+# single/sinf.c); that of the logarithm, fitted here, errs by 1.3e-7. An angle is cut into
 # quarter turns before pi comes in. There are no branches, and signs are set by their bits.
 SOURCE = r"""
 #include <math.h>
@@ -71,24 +69,6 @@ static inline void pair(uint32_t i, uint32_t first, uint32_t second, float *a, f
   *b = radius * as_float(sine ^ (turn << 30 & 0x80000000u));
 }
 
-static inline float exponential(float x) {
-  x = x < -87.0f ? -87.0f : x;
-  x = x > 89.0f ? 89.0f : x;
-  float shifted = fma_(x, 1.44269504f, 0x1.8p23f), n = shifted - 0x1.8p23f;
-  float r = fma_(n, 2.12194440e-4f, fma_(n, -0.693359375f, x));
-  float p = fma_(1.9875691500e-4f, r, 1.3981999507e-3f);
-  p = fma_(p, r, 8.3334519073e-3f);
-  p = fma_(p, r, 4.1665795894e-2f);
-  p = fma_(p, r, 1.6666665459e-1f);
-  p = fma_(p, r, 5.0000001201e-1f);
-  p = fma_(p, r * r, r + 1.0f);
-  return p * as_float((as_bits(shifted) << 23) + 0x3F800000u);
-}
-
-static inline float at(float loc, float log_scale, float z) {
-  return fma_(exponential(log_scale), z, loc);
-}
-
 extern "C" void fold(const uint32_t *keys, int64_t many, int64_t word, uint32_t *out) {
   for (int64_t k = 0; k < 2 * many; k += 2) {
     out[k] = hashed(keys[k] ^ (uint32_t)word);
@@ -105,30 +85,8 @@ extern "C" void normals(const uint32_t *keys, int64_t many, int64_t count, float
     if (pairs > half) pair(half, first, second, a + half, &spare);
   }
 }
-
-extern "C" void samples(const uint32_t *keys, int64_t many, int64_t count, float *out,
-                        const float *locs, const float *log_scales) {
-  int64_t half = count / 2, pairs = count - half;
-  for (int64_t k = 0; k < many; k++) {
-    uint32_t first = keys[2 * k], second = keys[2 * k + 1];
-    const float *loc = locs + k * count, *log_scale = log_scales + k * count;
-    float *__restrict out_k = out + k * count, z, spare;
-    for (uint32_t i = 0; i < (uint32_t)half; i++) {
-      float a, b;
-      pair(i, first, second, &a, &b);
-      out_k[i] = at(loc[i], log_scale[i], a);
-      out_k[i + pairs] = at(loc[i + pairs], log_scale[i + pairs], b);
-    }
-    if (pairs > half) {
-      pair(half, first, second, &z, &spare);
-      out_k[half] = at(loc[half], log_scale[half], z);
-    }
-  }
-}
 """
 
-
-POINTERS = (ctypes.c_void_p, ctypes.c_void_p)
 ARGUMENTS: tuple[Any, ...] = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 NO_KERNELS = (OSError, RuntimeError, SubprocessError)  # no compiler, or one that fails
 # GCC turns the loops into vector instructions where square roots set no errno and nothing traps
@@ -147,7 +105,6 @@ def _kernels() -> Any:
     for kernel in (kernels.fold, kernels.normals):
         kernel.argtypes = ARGUMENTS
         kernel.restype = None
-    kernels.samples.argtypes, kernels.samples.restype = (*ARGUMENTS, *POINTERS), None
     return kernels
 
 
@@ -174,22 +131,6 @@ def _normals(key: Tensor, count: int) -> Tensor:
     keys = key.contiguous()
     out = torch.empty((*key.shape[:-1], count), dtype=torch.float32)
     _kernels().normals(keys.data_ptr(), keys.numel() // 2, count, out.data_ptr())
-    return out
-
-
-def _samples(key: Tensor, loc: Tensor, log_scale: Tensor) -> Tensor:
-    """Return loc + e^log_scale z for normals z (..., count) of keys (..., 2), in their shape."""
-    keys, count = key.contiguous(), loc.numel() // (key.numel() // 2)
-    loc, log_scale = loc.contiguous(), log_scale.contiguous()
-    out = torch.empty((*key.shape[:-1], count), dtype=torch.float32)
-    _kernels().samples(
-        keys.data_ptr(),
-        keys.numel() // 2,
-        count,
-        out.data_ptr(),
-        loc.data_ptr(),
-        log_scale.data_ptr(),
-    )
     return out
 
 
@@ -223,13 +164,4 @@ _library.define("normals_of(Tensor[] keys, int[] counts) -> Tensor[]")
 _library.impl("normals_of", lambda keys, counts: list(map(_normals, keys, counts)), "CPU")
 torch.library.register_fake(
     "hierfl::normals_of", lambda keys, counts: list(map(_undrawn, keys, counts)), lib=_library
-)
-_library.define("samples_of(Tensor[] keys, Tensor[] locs, Tensor[] log_scales) -> Tensor[]")
-_library.impl("samples_of", lambda *lists: list(map(_samples, *lists)), "CPU")
-torch.library.register_fake(
-    "hierfl::samples_of",
-    lambda keys, locs, _: [
-        _undrawn(key, 2 * loc.numel() // key.numel()) for key, loc in zip(keys, locs, strict=True)
-    ],
-    lib=_library,
 )

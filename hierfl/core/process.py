@@ -3,8 +3,6 @@
 A device computes chunks of clients; server, client states and history stay on the CPU.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

@@ -1,7 +1,5 @@
 """Noise that nobody else can reproduce: from the operating system, or SHAKE-256 of a secret key."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 
@@ -29,14 +27,9 @@ def secret_normals(key: bytes, count: int) -> Tensor:
     return torch.special.ndtri(torch.from_numpy(uniforms))
 
 
+@torch.library.custom_op("hierfl::secret_normals", mutates_args=())
 def normals_at(key: Tensor, count: int, secret: str) -> Tensor:
     """Return normals (..., count) float64 from keys (..., 2) and a secret in hexadecimal."""
-    drawn: Tensor = _normals_at(key, count, secret)
-    return drawn
-
-
-@torch.library.custom_op("hierfl::secret_normals", mutates_args=())
-def _normals_at(key: Tensor, count: int, secret: str) -> Tensor:
     flat = key.reshape(-1, 2).cpu().numpy()
     draws = [
         secret_normals(hashlib.sha256(bytes.fromhex(secret) + each.tobytes()).digest(), count)
@@ -45,14 +38,14 @@ def _normals_at(key: Tensor, count: int, secret: str) -> Tensor:
     return torch.stack(draws).reshape(*key.shape[:-1], count).to(key.device)
 
 
-@_normals_at.register_fake
+@normals_at.register_fake
 def _(key: Tensor, count: int, secret: str) -> Tensor:
     return torch.empty(*key.shape[:-1], count, dtype=torch.float64, device=key.device)
 
 
-@_normals_at.register_vmap
+@normals_at.register_vmap
 def _(
     info: object, in_dims: tuple[int | None, ...], key: Tensor, count: int, secret: str
 ) -> tuple[Tensor, int]:
     assert in_dims[0] is not None
-    return _normals_at(key.movedim(in_dims[0], 0), count, secret), 0
+    return normals_at(key.movedim(in_dims[0], 0), count, secret), 0

@@ -4,8 +4,6 @@ A Pyro program under `torch.vmap` costs milliseconds of Python a call, whatever 
 operations alone, with those of the derivative, take about a fifth in TorchScript.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Trees: nested dicts, tuples, lists and `tree_class`es of tensors, the form of every state and message."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeVar, dataclass_transform

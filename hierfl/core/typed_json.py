@@ -1,7 +1,5 @@
 """JSON from elsewhere, read as a dataclass or another type: every field there, none besides, all finite."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass

@@ -1,7 +1,5 @@
 """Warnings that show the user's own line, whatever of hierfl lies between."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows known by shape only: of a fit saved without them, or at nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 

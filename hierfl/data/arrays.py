@@ -1,7 +1,5 @@
 """Arrays as users pass them, checked and turned into tensors."""
 
-from __future__ import annotations
-
 import numbers
 from collections.abc import Iterable
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """`ClientBatch`: the stacked and padded rows of a chunk of clients, as models receive them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -138,7 +136,7 @@ class ClientBatch:
         fields = shapes({**self.fields, **self.client_fields}.items())
         return f"ClientBatch({self.num_clients} clients of {self.num_rows} padded rows, {fields})"
 
-    def redrawn(self, word: int | Tensor) -> ClientBatch:
+    def redrawn(self, word: int | Tensor) -> "ClientBatch":
         """Return the same rows with other noise: `word` is folded into the keys."""
         return replace(self, words=(*self.words, word))
 
@@ -247,11 +245,11 @@ class Keys(NamedTuple):
     own: Tensor
     shared: Tensor
 
-    def folded(self, *words: int | Tensor) -> Keys:
+    def folded(self, *words: int | Tensor) -> "Keys":
         """Return both kinds of key with words folded in, one after another."""
         return Keys(noise.fold_now(self.own, *words), noise.fold_now(self.shared, *words))
 
-    def of_steps(self, first: int, last: int) -> list[Keys]:
+    def of_steps(self, first: int, last: int) -> "list[Keys]":
         """Return the keys of the steps `first`..`last` - 1, computed together."""
         step = torch.arange(first, last, dtype=torch.int32)
         own = noise.fold_now(self.own[None], step[:, None])

@@ -1,7 +1,5 @@
 """Checks that names, fields and columns are as `ClientData` needs them, and fit together."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Fields from the columns of a pandas frame; strings and categories become level codes."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter
@@ -31,7 +29,7 @@ class FrameRows:
     index: Any
     labeled: Tensor | None = None
 
-    def kept(self, rows: Tensor) -> FrameRows:
+    def kept(self, rows: Tensor) -> "FrameRows":
         """Return some of the rows."""
         labeled = None if self.labeled is None else self.labeled[rows]
         return replace(self, place=self.place[rows], labeled=labeled)
@@ -44,7 +42,7 @@ class FrameRows:
         return saved if self.labeled is None else {**saved, "frame.labeled": self.labeled}
 
     @staticmethod
-    def of_tensors(saved: Mapping[str, Tensor]) -> FrameRows:
+    def of_tensors(saved: Mapping[str, Tensor]) -> "FrameRows":
         """Read what `tensors` returned."""
         labels, place = json.loads(bytes(saved["index"].tolist())), saved["place"]
         if place.dtype != torch.int64 or not set(place.tolist()) <= set(range(len(labels))):

@@ -1,7 +1,5 @@
 """Clients' ids as users pass them; rows sorted and joined by client, the choice of clients and of rows."""
 
-from __future__ import annotations
-
 import numbers
 import operator
 from collections.abc import Iterator, Mapping, Sequence

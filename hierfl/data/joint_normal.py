@@ -1,7 +1,5 @@
 """The joint Normal of a client's rows, for models with one density of all of them."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -28,7 +26,7 @@ class JointNormal(dist.MultivariateNormal):
         total: Tensor = super().log_prob(there)  # type: ignore[no-untyped-call]
         return total + 0.5 * math.log(2.0 * math.pi) * (~self.inside).sum(-1)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> JointNormal:
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "JointNormal":
         """Return the same distribution with a larger batch shape."""
         base: Any = super()
         made = base._get_checked_instance(JointNormal, _instance)

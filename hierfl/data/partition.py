@@ -4,8 +4,6 @@ The id of a row that no client gets is -1. Each function gives every client a ro
 (`ClientData.split`) what `to_clients` returns: test rows then have a client's own mix of labels.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

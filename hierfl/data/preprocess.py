@@ -3,8 +3,6 @@
 Clients send counts, means and sums of squares, no rows (merged as by Chan et al. 1983).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

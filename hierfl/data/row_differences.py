@@ -1,7 +1,5 @@
 """How few rows some whole-number combination of sets of rows is of."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from functools import reduce

@@ -1,7 +1,5 @@
 """The data sets that ship with the package: heart disease, radon and eight schools."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

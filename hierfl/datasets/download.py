@@ -1,7 +1,5 @@
 """Data sets from the Hugging Face Hub, saved once they match a checksum of the official files."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

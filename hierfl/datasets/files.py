@@ -1,7 +1,5 @@
 """Read data files, which need not be trusted: archives that ship, and files in HIERFL_DATA."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

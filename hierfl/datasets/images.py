@@ -1,7 +1,5 @@
 """Image data sets from the folder HIERFL_DATA; import them from `hierfl.datasets`."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import dataclass
 from typing import Any

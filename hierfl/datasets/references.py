@@ -1,7 +1,5 @@
 """Reference posteriors: published or long NUTS runs, summarized by site."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

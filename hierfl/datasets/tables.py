@@ -1,7 +1,5 @@
 """Tables with clients from the folder HIERFL_DATA; import them from `hierfl.datasets`."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

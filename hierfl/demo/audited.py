@@ -1,7 +1,5 @@
 """What `hierfl audit` runs: a method by name on the demo's hierarchy, or a user's own."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 from hierfl import methods

@@ -1,7 +1,5 @@
 """Scores of the demo's predictions: the long and the printed table, sentences, two figures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

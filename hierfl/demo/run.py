@@ -15,8 +15,6 @@ also left out of the fit, one at a time, and scored as new ones: before any of t
 parameters ("joined").
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace

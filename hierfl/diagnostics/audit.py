@@ -1,7 +1,5 @@
 """What crosses between the server and a client, and what of it depends on its rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace

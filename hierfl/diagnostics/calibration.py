@@ -1,7 +1,5 @@
 """Calibration of probabilities and intervals, beside what chance alone gives."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

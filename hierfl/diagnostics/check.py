@@ -1,7 +1,5 @@
 """A check of a fit, and numbers and lists of names as words of its answer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

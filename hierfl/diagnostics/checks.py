@@ -1,7 +1,5 @@
 """The checks that `fit.summary()` and `fit.report()` share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -158,7 +156,7 @@ def _scales(fit: Snapshot, points: tuple[str, ...]) -> Iterator[Check]:
     )
 
 
-def _row_sites(fit: Snapshot, structure: Structure) -> Iterator[Check]:
+def _row_sites(fit: Snapshot, structure: "Structure") -> Iterator[Check]:
     """Report the error of integrals over continuous sites of rows."""
     if not structure.terms:
         return

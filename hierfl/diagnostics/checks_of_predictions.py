@@ -1,7 +1,5 @@
 """Checks of a fit's predictions, for which rows are needed: `fit.report()` alone asks them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

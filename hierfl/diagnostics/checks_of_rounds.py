@@ -1,7 +1,5 @@
 """Checks of the rounds: who took part, whose updates stand out, the server's chains."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

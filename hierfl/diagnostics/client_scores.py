@@ -1,7 +1,5 @@
 """Scores of predictions by client beyond those of `Prediction.scores()`, and their spread."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

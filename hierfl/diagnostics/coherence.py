@@ -1,7 +1,5 @@
 """Similarity of clients: coherence of their gradients, losses by class (PRIOR)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

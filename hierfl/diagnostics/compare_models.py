@@ -1,7 +1,5 @@
 """Models of the same data beside each other: by client and by row, with weights to stack them by."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

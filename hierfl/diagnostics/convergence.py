@@ -4,8 +4,6 @@ A guide is good if k-hat is low, enough draws are effective, and its moments agr
 ones. The limits were tuned on random fits of known posteriors: benchmarks/CONVERGENCE.md.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

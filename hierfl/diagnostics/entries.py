@@ -1,7 +1,5 @@
 """What weighted draws know of each entry of the sites: distinct and effective draws, errors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

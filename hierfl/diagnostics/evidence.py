@@ -15,8 +15,6 @@ tails (Geweke 1999, Econometric Reviews 18; Gelfand and Dey 1994, JRSS B 56). Cl
 are integrated out.
 """
 
-from __future__ import annotations
-
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -93,7 +91,7 @@ def log_evidence(fit: Snapshot, *, draws: int = 2000, seed: int = 0) -> LogEvide
         return _in_bulk(points, log_p.double(), torch.full((draws,), -math.log(draws)))
 
 
-def _kept(fit: Snapshot) -> tuple[Densities, Tensor] | None:
+def _kept(fit: Snapshot) -> "tuple[Densities, Tensor] | None":
     """Return what the server of two_stage has kept; None where that does not suffice, and rows do."""
     if not fit.method.name.startswith("two_stage"):
         return None
@@ -184,7 +182,7 @@ def scored_clients(
     return LeftOutScores(found.log_own, weights, k_hat)
 
 
-def kept_densities(fit: Snapshot) -> tuple[Densities, Tensor]:
+def kept_densities(fit: Snapshot) -> "tuple[Densities, Tensor]":
     """Return what the server of two_stage has kept, and log p(y_k | global sites), (S, N), of the data's clients."""
     # here: a fit with its rows does not need the server's part of two_stage
     from hierfl.methods.stages.kept import Kept, rounds_of

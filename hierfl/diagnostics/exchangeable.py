@@ -1,7 +1,5 @@
 """Components that can be exchanged, such as those of a mixture, of which draws show one order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The tables of a summary of a formula, as brms prints them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd

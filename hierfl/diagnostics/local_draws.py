@@ -6,8 +6,6 @@ p(y_k, w_k | z) / q(w_k | z); where the guide is right, weighted and unweighted 
 means and sds. Scalars are unconstrained ones, so that a long tail does not decide.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pandas as pd

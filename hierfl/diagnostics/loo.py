@@ -13,8 +13,6 @@ Sources: Vehtari, Gelman and Gabry 2017, arXiv:1507.04544; for approximate poste
 al. 2019, arXiv:1904.10679; by group, Merkle, Furr and Rabe-Hesketh 2019, arXiv:1802.04452.
 """
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 from collections.abc import Mapping

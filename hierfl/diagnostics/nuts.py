@@ -1,7 +1,5 @@
 """NUTS on all clients' rows together, by Pyro, and a fit beside it: for data that may be pooled."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Out-of-distribution detection by predictive entropies of own and foreign rows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -24,8 +24,6 @@ Sources: Catoni 2007, arXiv:0712.0248; Germain et al. 2016; Alquier et al. 2016,
 section 4; priors from part of the data: Dziugaite et al. 2021, arXiv:2006.10929.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

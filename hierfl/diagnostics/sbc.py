@@ -7,8 +7,6 @@ their nominal rate, whatever the prior. All replications are fitted together, un
 Sources: Talts et al. 2018, arXiv:1804.06788; band: Säilynoja et al. 2022, arXiv:2103.10522.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -42,7 +40,7 @@ GAIN = 0.05  # nats of the ELBO for each number, by which a fit that has converg
 Ranks = NDArray[np.int64]
 
 
-def _unfinished(sbc: Sbc) -> str:
+def _unfinished(sbc: "Sbc") -> str:
     """Return that the fits were still improving, and what to do."""
     return (
         f"The fits had not converged: their ELBO still rose by {sbc.gain.mean():.3g} nats in the last "

@@ -12,8 +12,6 @@ Source: Kallioinen, Paananen, Buerkner and Vehtari 2024, Statistics and Computin
 arXiv:2107.14054; of a hierarchy, they too scale the prior of the upper level alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Data sets drawn from a model: its sites, and the labels of every row."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The summary of a fit: its posterior as a table, and under it whether to trust it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any

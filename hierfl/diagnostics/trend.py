@@ -1,7 +1,5 @@
 """The trend of a run's ELBO or loss, and the gradient that is left."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Literal

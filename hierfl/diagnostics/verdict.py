@@ -1,7 +1,5 @@
 """Whether to trust a fit: one verdict over its checks, and their evidence."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

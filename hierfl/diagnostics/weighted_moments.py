@@ -1,7 +1,5 @@
 """Means and standard deviations of a guide beside those of its weighted draws, number by number."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence

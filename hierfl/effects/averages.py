@@ -1,7 +1,5 @@
 """Averages over clients' rows: the response of each row, with a column as it is, set or moved."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias

@@ -1,7 +1,5 @@
 """Table 1: what clients' rows are, by counts, means, sds and bounds of quantiles, also over nodes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Posterior draws of a formula's coefficients, in one shape for all families and groups."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -83,7 +81,7 @@ class CoefficientDraws:
         return values
 
     @cached_property
-    def with_terms(self) -> dict[str, CoefficientDraws]:
+    def with_terms(self) -> "dict[str, CoefficientDraws]":
         """The coefficients of each parameter that has terms."""
         parameters = self.formula.parameters
         return {

@@ -1,7 +1,5 @@
 """What an answer of a fitted formula is: labeled draws, and their means, sds and intervals in a frame."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -62,8 +60,8 @@ class Estimates:
     def of(
         cls,
         title: str,
-        draws: DataArray,
-        coefficients: CoefficientDraws,
+        draws: "DataArray",
+        coefficients: "CoefficientDraws",
         *,
         first: Sequence[str] = (),
         p: Any = None,
@@ -100,7 +98,7 @@ def share_above(draws: Tensor, edge: float) -> Floats:
     return shares
 
 
-def labeled(draws: Tensor, dims: Mapping[str, Sequence[Any]], name: str) -> DataArray:
+def labeled(draws: Tensor, dims: Mapping[str, Sequence[Any]], name: str) -> "DataArray":
     """Return draws (S, ...) with a dimension for each entry of `dims`, and ArviZ's `chain` and `draw` before them.
 
     The dimension of a number without levels, {"level": ("",)}, is left out.

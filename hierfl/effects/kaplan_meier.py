@@ -1,7 +1,5 @@
 """Kaplan-Meier curves and log-rank tests from counts of clients' times, also over nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -67,7 +65,7 @@ class KaplanMeier:
         tables = (("Log-rank tests of equal hazards", self.tests),) if len(self.tests) else ()
         return Shown(self.title, self.groups, self.note, tables)
 
-    def plot(self, ax: Axes | None = None) -> Axes:
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draw the curves as steps, with bands.
 
         Args:

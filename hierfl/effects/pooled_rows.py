@@ -1,7 +1,5 @@
 """Clients' answers about their rows, added up: means, sds, quantiles and their bounds, shares of levels."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """The linear predictor and mean response of rows, for one client, a new one and the average one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, get_args

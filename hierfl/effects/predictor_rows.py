@@ -1,7 +1,5 @@
 """Rows of a formula's predictor: made up at typical values, or those of a client."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
@@ -33,8 +31,8 @@ class DesignRows:
     groups: Mapping[str, Tensor]
     codes: Mapping[str, Tensor] = field(default_factory=dict)
     fields: Mapping[str, Tensor] = field(default_factory=dict)
-    of_parameters: Mapping[str, DesignRows] = field(default_factory=dict)
-    lacking: Mapping[str, Lacking] = field(default_factory=dict)
+    of_parameters: "Mapping[str, DesignRows]" = field(default_factory=dict)
+    lacking: "Mapping[str, Lacking]" = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -46,7 +44,7 @@ class DesignRows:
         """How many times each row counts, (n,)."""
         return self.fields.get("weights", torch.ones(self.count, dtype=torch.float64))
 
-    def at(self, place: slice | Tensor) -> DesignRows:
+    def at(self, place: slice | Tensor) -> "DesignRows":
         """Return some of the rows."""
         groups, codes, fields = (
             {name: value[place] for name, value in of.items()}

@@ -1,7 +1,5 @@
 """Draws of a model's prior, and of the data that it implies, before any fit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

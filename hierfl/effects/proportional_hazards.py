@@ -3,8 +3,6 @@
 Source: Grambsch and Therneau 1994, Biometrika 81:515, doi:10.1093/biomet/81.3.515.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -57,7 +55,7 @@ class ProportionalHazards:
     def __tables__(self) -> Shown:
         return Shown(self.title, self.frame, self.verdict)
 
-    def plot(self, term: str, ax: Axes | None = None) -> Axes:
+    def plot(self, term: str, ax: "Axes | None" = None) -> "Axes":
         """Draw the log hazard ratio of a column over time: events, and means of tenths of them with 90% intervals.
 
         Args:

@@ -1,7 +1,5 @@
 """Weighted sums of the clients' updates, formed by the engine, and the updates that are odd."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import NormalDist

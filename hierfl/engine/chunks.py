@@ -1,7 +1,5 @@
 """One round of one chunk of clients: start, local steps, finish, and the sum of their updates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial

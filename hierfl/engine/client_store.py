@@ -1,7 +1,5 @@
 """Client state: in memory, or in a file whose rows are not overwritten while a checkpoint needs them."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import tempfile
@@ -104,11 +102,11 @@ class Stored:
         taken = self.pinned | set(self.places.tolist())
         self.free = [place for place in range(self.used) if place not in taken]
 
-    def at(self, path: Path, index: Tree) -> Stored:
+    def at(self, path: Path, index: Tree) -> "Stored":
         """Return the rows that an index points to, of another file or of an earlier time."""
         return Stored(path, self.start, index["places"].clone(), index["sums"].clone())
 
-    def copied(self, path: Path) -> Stored:
+    def copied(self, path: Path) -> "Stored":
         """Copy the rows that clients point to, and no others, to another file."""
         n = len(self.places)
         new = Stored(path, self.start, torch.full((n,), NONE), torch.zeros(n, dtype=torch.int64))

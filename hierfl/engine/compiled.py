@@ -1,11 +1,8 @@
 """A local step as one compiled graph, without Pyro's Python; one that cannot be traced runs eagerly."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hierfl.core.trees import Tree, leaves_of, tree_leaves
 from hierfl.core.user_warnings import warn
-from hierfl.engine.graph_rewrites import rewrite
+from hierfl.engine.graph_rewrites import draw_together, rewrite
 from hierfl.engine.lifted_factors import lift_factors
 
 Signature = tuple[Any, ...]
@@ -137,7 +134,6 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
     """Trace a pure function, rewrite its graph, and lower it to a function of leaves like these."""
     # eager runs need neither
     from hierfl.core.normal_kernel import in_graph
-    from hierfl.engine.draws import draw_together, shorten
     from hierfl.engine.repeated_steps import cut_end
 
     shape: list[Any] = []
@@ -152,13 +148,12 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
         with in_graph():
             graph = make_fx(flat)(*_distinct(leaves))
         rewrite(graph, given)
-        shorten(graph)
         draw_together(graph)
         cut, end = cut_end(graph, given), None
         if cut is not None:
             end = End(_lowered(cut, leaves), _zeros(cut))
             leaves = [*leaves, *end.zeros]
-        return Graph(_step(graph, leaves, given), shape[0], end)
+        return Graph(_lowered(graph, leaves), shape[0], end)
 
 
 def _zeros(graph: fx.GraphModule) -> tuple[Tensor, ...]:
@@ -178,18 +173,6 @@ OPTIONS: dict[str, Any] = {
     # `Graphs` finds a graph by all that torch would check again in each call (since torch 2.8)
     **({"guard_filter_fn": SKIPPED} if SKIPPED else {}),
 }
-
-
-def _step(graph: fx.GraphModule, leaves: list[Tensor], given: int) -> Callable[..., Any]:
-    """Lower a step, with its large states updated in place where inductor can."""
-    from hierfl.engine.repeated_steps import in_place
-
-    written = in_place(graph, given)
-    if written is not None:
-        # inductor's fusion of outer loops fails for some inputs that are overwritten
-        with suppress(Exception):
-            return _lowered(written, leaves)
-    return _lowered(graph, leaves)
 
 
 def _lowered(graph: fx.GraphModule, leaves: list[Tensor]) -> Callable[..., Any]:

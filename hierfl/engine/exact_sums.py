@@ -4,8 +4,6 @@ To be masked, x = largest (a + 2^-21 b + 2^-42 c), each in [-1, 1] on a grid of 
 the numbers to 2^-64 of the largest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What stays the same from round to round: settings, program, client, server, data, and the chunks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

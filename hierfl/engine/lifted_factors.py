@@ -1,7 +1,5 @@
 """Constant factors of a traced step, such as step sizes, as inputs, so that steps share one graph."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The rows a client works on at each local step: passes over its rows, shuffled by its key."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
@@ -61,7 +59,7 @@ class Orders:
     tables: tuple[_Table, ...]
 
     @staticmethod
-    def of(keys: Tensor, counts: Tensor) -> Orders:
+    def of(keys: Tensor, counts: Tensor) -> "Orders":
         """Return the orders of clients, in tables of similar lengths unless all are short."""
         in_table = len(counts) * int(counts.max()) <= FEW_PLACES
         kind = torch.zeros_like(counts) if in_table else counts.double().log2().floor().long()
@@ -213,7 +211,9 @@ class _Plan:
     half: Half | None
 
     @staticmethod
-    def of(data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]) -> _Plan:
+    def of(
+        data: ClientData, ids: Tensor, phase: Phase, *, seed: int, at: tuple[int, ...]
+    ) -> "_Plan":
         if phase.batch_size is None:
             raise ValueError("a phase on all rows has no row plan")
         half = None

@@ -1,7 +1,5 @@
 """Chunks of clients on several processes, one core each: forks, made once local steps are compiled."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import io

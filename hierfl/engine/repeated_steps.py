@@ -1,16 +1,14 @@
-"""Graphs of repeated steps: what only the last step has to compute, and states updated in place."""
+"""Graphs of repeated steps: what only the last step has to compute."""
 
-from __future__ import annotations
-
-import copy
+from typing import Any
 
 import torch
 from torch import fx
 
-from hierfl.engine.entrywise import MANY
-from hierfl.engine.graph_rewrites import MUTATING, VIEWS, behind_of, origin_of, reaches
+from hierfl.engine.graph_rewrites import MUTATING, behind_of
 
 aten = torch.ops.aten
+MANY = 1 << 16  # numbers, for which a pass over memory takes longer than starting a kernel
 
 
 def cut_end(graph: fx.GraphModule, given: int) -> fx.GraphModule | None:
@@ -20,8 +18,10 @@ def cut_end(graph: fx.GraphModule, given: int) -> fx.GraphModule | None:
     before the last step anything may be given for them. Where a product is added in place, as in
     MAP's step, nothing is cut: the sum then costs less than the end.
     """
-    inputs, outputs, _ = _ends(graph, given)
     nodes = graph.graph.nodes
+    inputs = [node for node in nodes if node.op == "placeholder"][:given]
+    [end] = [node for node in nodes if node.op == "output"]
+    outputs: Any = end.args[0] if isinstance(end.args[0], list | tuple) else [end.args[0]]
     if any(node.target in MUTATING for node in nodes):
         return None
     _read_shapes_alone(graph)
@@ -48,37 +48,6 @@ def _end_of(graph: fx.GraphModule, sums: list[fx.Node]) -> fx.GraphModule:
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return fx.GraphModule(graph, own)
-
-
-def in_place(graph: fx.GraphModule, given: int) -> fx.GraphModule | None:
-    """Return a graph that writes large results over the inputs they replace, in fewer passes over memory."""
-    graph = copy.deepcopy(graph)
-    inputs, outputs, end = _ends(graph, given)
-    nodes = graph.graph.nodes
-    origins = [origin_of(new) for new in outputs]
-    taken = {origin_of(node.args[0]) for node in nodes if node.target in MUTATING}
-    taken |= {node for node in nodes if node.op == "placeholder"}
-    for place, (old, new) in enumerate(zip(inputs, outputs, strict=False)):
-        large = _are_alike(old, new) and old.meta["val"].numel() >= MANY
-        # what the step itself reads again, inductor would write twice
-        read_once = reaches(origins[place], VIEWS) == {end}
-        if large and read_once and origins[place] not in taken and old not in origins:
-            with graph.graph.inserting_before(end):
-                graph.graph.call_function(aten.copy_.default, (old, new))
-            outputs[place] = old
-    if outputs == list(end.args[0]):  # type: ignore[arg-type]
-        return None
-    end.args = (outputs,)
-    graph.recompile()
-    return graph
-
-
-def _ends(graph: fx.GraphModule, given: int) -> tuple[list[fx.Node], list[fx.Node], fx.Node]:
-    """Return the first `given` inputs, the results, and the node that returns them."""
-    [end] = [node for node in graph.graph.nodes if node.op == "output"]
-    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"][:given]
-    results = end.args[0]
-    return inputs, list(results) if isinstance(results, list | tuple) else [results], end
 
 
 def _are_alike(old: fx.Node, new: fx.Node) -> bool:

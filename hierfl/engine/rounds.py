@@ -1,7 +1,5 @@
 """The one loop over rounds: draw a cohort, run its chunks, sum their updates, update the server."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -63,7 +61,7 @@ class Progress:
 
     def advanced(
         self, server: Tree, table: Table, records: Sequence[dict[str, Any]], rounds: int = 1
-    ) -> Progress:
+    ) -> "Progress":
         """Return the progress after more rounds, which no verdict is of yet."""
         history = (*self.history, *records)
         where = replace(self, server=server, table=table, history=history, verdict=None)

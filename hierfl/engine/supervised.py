@@ -1,7 +1,5 @@
 """Work on requests in a process of its own, which the system ends where one takes too much time or memory."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 from pathlib import Path

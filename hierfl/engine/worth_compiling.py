@@ -1,7 +1,5 @@
 """The decision whether a run is long enough to repay compiling its local steps."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from functools import partial

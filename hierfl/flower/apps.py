@@ -8,8 +8,6 @@
 Payloads are those of `hierfl.nodes.messages`, bytes in a ConfigRecord.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -45,9 +43,9 @@ class Apps:
 
 def apps(
     method: Method | Model,
-    data_for_node: Callable[[Context], ClientData | pd.DataFrame],
+    data_for_node: "Callable[[Context], ClientData | pd.DataFrame]",
     *,
-    done: Callable[[FitOverNodes], object],
+    done: "Callable[[FitOverNodes], object]",
     nodes: int,
     rounds: int | None = None,
     seed: int = 0,

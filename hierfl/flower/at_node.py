@@ -1,7 +1,5 @@
 """The node's side of a run on Flower: what a node answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial

@@ -1,7 +1,5 @@
 """The server's side of a run on Flower: how it reaches nodes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

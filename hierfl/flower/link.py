@@ -1,7 +1,5 @@
 """A SuperLink whose run is served by this process, such as a notebook."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """Where the bytes of `hierfl.nodes` stand in a message of Flower."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

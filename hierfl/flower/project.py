@@ -1,7 +1,5 @@
 """The files of a small Flower project, which `hierfl new NAME` writes."""
 
-from __future__ import annotations
-
 import keyword
 import re
 from importlib.metadata import version

@@ -4,8 +4,6 @@ Source: Bell et al. 2020, arXiv:2001.01449, as `flwr.server.workflow.SecAggPlusW
 Flower 1.41 seeds masks by 32 bits: a server that tries all of them may remove a mask.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

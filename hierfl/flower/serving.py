@@ -1,7 +1,5 @@
 """Processes for a SuperNode's messages, forked from one that has imported flwr, torch and hierfl (7 s of a core)."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time

@@ -1,7 +1,5 @@
 """A run at a SuperLink (`--isolation process`) that this process serves in place of `flwr-serverapp`."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 import time

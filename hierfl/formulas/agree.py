@@ -1,7 +1,5 @@
 """How clients agree on a schema: the server adds up what they answer, stage by stage."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """A formula that came with a request, and all that it brings: whether an owner lists it, or allows its grammar."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What a user declares, checked: the family, missing values, the response, and what the formula reads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, combinations

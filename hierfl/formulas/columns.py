@@ -1,7 +1,5 @@
 """The columns of a client's frame, as numbers or categories, checked against the agreed schema; their sums."""
 
-from __future__ import annotations
-
 import numbers as numbers_of
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress

@@ -3,8 +3,6 @@
 A client whose lies agree in all its answers tells of other rows, and nothing here can know.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """What a user declares, checked: formulas, the families of the response and parameters, and columns."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -71,7 +69,7 @@ class FormulaTree:
     groups: tuple[Group, ...]
     additions: Mapping[str, str] = field(default_factory=dict)
     bounds: tuple[float, float] | None = None
-    others: Mapping[str, FormulaTree] = field(default_factory=dict)
+    others: "Mapping[str, FormulaTree]" = field(default_factory=dict)
     covariates: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
     text: str = ""
@@ -160,7 +158,7 @@ class Declaration:
         return self.parts.text
 
     @cached_property
-    def of_parameters(self) -> dict[str, Declaration]:
+    def of_parameters(self) -> "dict[str, Declaration]":
         """Parameter or covariate that has terms -> their declaration; refuse what cannot have some."""
         declared = {}
         for name, tree in self.parts.others.items():

@@ -1,7 +1,5 @@
 """The columns of a design, evaluated on a client's rows as the schema says."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

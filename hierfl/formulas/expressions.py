@@ -1,7 +1,5 @@
 """The tree of a formula: expressions of columns and calls, their values, and terms, products of them."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -48,8 +46,8 @@ class Expression:
     """
 
     head: str
-    args: tuple[Expression, ...] = ()
-    options: tuple[tuple[str, Expression], ...] = ()
+    args: "tuple[Expression, ...]" = ()
+    options: "tuple[tuple[str, Expression], ...]" = ()
     at: int = field(default=0, compare=False, repr=False, kw_only=True)
     wrapped: bool = field(default=False, kw_only=True)
 
@@ -85,7 +83,7 @@ class Expression:
         """What its coefficient is called."""
         return self.head if isinstance(self, Name) else str(self)
 
-    def option(self, name: str) -> Expression | None:
+    def option(self, name: str) -> "Expression | None":
         """Return an option that is given by name."""
         return dict(self.options).get(name)
 

@@ -11,8 +11,6 @@ A column of any name stands in backquotes. `{x + 1}` is `I(x + 1)`. Hypotheses c
 whose operands may be entries, `sex[male]`; priors are calls.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ In a row without x the predictor is Normal(rest + step eta_x, |step| sigma_x): t
 over it. In the other rows x has its density.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain

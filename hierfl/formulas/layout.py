@@ -1,7 +1,5 @@
 """Which coefficients of a formula are global, and which are a client's own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain

@@ -1,7 +1,5 @@
 """The levels of a category, as clients' answers give them: their order, rare and unused ones, and what is none."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Answers about a schema that cannot be those of most clients: who gives one is left out, by name."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median

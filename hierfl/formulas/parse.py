@@ -1,7 +1,5 @@
 """A formula's text as a tree: the response and its additions, common terms and groups, of each formula."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Priors in brms's words, "normal(0, 1)", and as objects of PreliZ, as distributions of Pyro."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any

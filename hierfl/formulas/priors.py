@@ -1,7 +1,5 @@
 """Priors of a formula's sites: the user's, and weakly informative defaults for the others."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

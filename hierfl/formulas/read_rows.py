@@ -1,7 +1,5 @@
 """A client's rows as a formula reads them for its node: each step once for all that a question needs of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -35,7 +33,7 @@ class ReadRows:
     least: int = 1
 
     @staticmethod
-    def of(formula: Any, frames: Any, least: int = 1) -> ReadRows:
+    def of(formula: Any, frames: Any, least: int = 1) -> "ReadRows":
         """Return the rows of a node's one client."""
         ((client, frame),) = by_client(frames, formula.clients).items()
         return ReadRows(formula.declared, frame, client, least)

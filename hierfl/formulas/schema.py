@@ -5,8 +5,6 @@ that its owner's formula has, which the agreement can have made, and whose curve
 A transform without such a check cannot be registered: `Stateful` has no default.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -99,7 +97,7 @@ class Schema:
         path.write_text(self.json())
 
     @classmethod
-    def load(cls, path: str | Path) -> Schema:
+    def load(cls, path: str | Path) -> "Schema":
         """Read a schema from a file.
 
         Raises:
@@ -109,7 +107,7 @@ class Schema:
         return cls.of_json(Path(path).read_text())
 
     @classmethod
-    def of_json(cls, text: str) -> Schema:
+    def of_json(cls, text: str) -> "Schema":
         """Return the schema of a text.
 
         Raises:

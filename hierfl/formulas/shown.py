@@ -1,7 +1,5 @@
 """A formula as people read and change it: in brms's form, its priors as a table, and with other terms."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

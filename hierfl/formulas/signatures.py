@@ -1,7 +1,5 @@
 """The calls of formulas: tables of their arguments, with what each may be and its default."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Smooth terms, `s(x)` and `gp(x)`: the columns, sites, priors and lines of the program."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -88,7 +86,7 @@ def _inverse_gamma(low: float, high: float) -> tuple[float, float]:
 
 # ------------------------------------------------------------ groups
 def entries_of(
-    group: Group, terms: Sequence[DesignTerm], columns: tuple[str, ...]
+    group: "Group", terms: Sequence[DesignTerm], columns: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return what has a standard deviation of its own in a group, and the place of each column's."""
     owner = {c: t.name for t in terms if t.smooth for c in t.columns}

@@ -1,7 +1,5 @@
 """The Pyro program that a formula stands for, as text. The text is what runs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -11,8 +11,6 @@ M is 1 for neighbors and 0 for others, D its row sums, U and w the eigenvectors 
 D^-1/2 M D^-1/2; of `esicar` T = U+ L+^-1/2, of the eigenvectors of D - M with eigenvalues above 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -135,7 +133,11 @@ def structures(
 
 # ------------------------------------------------------------ the program
 def write_structure(
-    out: ProgramWriter, group: GroupTerm, schema: Schema, priors: Mapping[str, Prior], outputs: int
+    out: "ProgramWriter",
+    group: "GroupTerm",
+    schema: Schema,
+    priors: Mapping[str, Prior],
+    outputs: int,
 ) -> None:
     """Write the values of groups with a structure, whose sd stands above."""
     check_one(group.group.text, outputs, f"use (1 | {group.group.name})")
@@ -152,7 +154,7 @@ def write_structure(
     out.add(f"{out.named(group.site)} = pyro.deterministic({group.site!r}, {value})")
 
 
-def drawn_values(group: GroupTerm, schema: Schema, shared: Mapping[str, Tensor]) -> Tensor:
+def drawn_values(group: "GroupTerm", schema: Schema, shared: Mapping[str, Tensor]) -> Tensor:
     """Return the values of groups with a structure at each draw, (S, N)."""
     basis = torch.tensor(schema.groups[group.group.name].basis, dtype=torch.float64)
     return shared[f"z_{group.site}"] @ basis.mT

@@ -4,8 +4,6 @@ With `least` above 1, no number rests on fewer rows: counts are multiples of it,
 sds have two digits after the first of the sd; and values are given by ranges of `least` rows or more.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The terms of a sum of expressions, each once; what may be none is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain

@@ -1,7 +1,5 @@
 """What one client answers about times: cumulative entries, exits and events, and its own log-rank sums."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -34,7 +32,7 @@ class Observed(NamedTuple):
     start: Floats
     weight: Floats
 
-    def of(self, rows: NDArray[np.bool_]) -> Observed:
+    def of(self, rows: NDArray[np.bool_]) -> "Observed":
         """Return some of the rows, (n,)."""
         return Observed(self.end[rows], self.event[rows], self.start[rows], self.weight[rows])
 

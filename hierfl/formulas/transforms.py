@@ -1,7 +1,5 @@
 """Transforms (`scale`, `bs`, `poly`, `s`, ...) whose constants come from counts and sums of all clients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

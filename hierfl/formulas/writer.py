@@ -1,7 +1,5 @@
 """The lines of a program: names of its values, independent priors, and groups whose spread is reported at 0."""
 
-from __future__ import annotations
-
 import keyword
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

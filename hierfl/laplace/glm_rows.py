@@ -3,8 +3,6 @@
 Row i, eta_i = a_i(z) + x_i(z) . w, has the curvature -x_i l_i'' x_i' in w: one pass for all of w.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

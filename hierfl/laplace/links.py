@@ -1,7 +1,5 @@
 """Generalized linear models: how distributions depend on a linear predictor, and cheap derivatives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 

@@ -15,8 +15,6 @@ mode. All derivatives are reverse mode over reverse mode, because nested forward
 values through some of torch's losses (binary_cross_entropy_with_logits).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Laplace's method for the local sites given the global ones: mode and curvature."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Linear predictors eta = base + design w, found by trial at random points; not proven."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What methods and wrappers of one say of themselves, for the tables of the docs and recipes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, TypeVar

@@ -16,8 +16,6 @@ learned, which is nearly the exponential below 0.1 and safer above. For the pape
 which takes 0.7 of the time, pass `scale_link="exp"` to both model and guide.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -15,8 +15,6 @@ computes omega of Eq. (8) and then averages by rows: the default here. With `res
 an isotropic prior it is FedProx.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 

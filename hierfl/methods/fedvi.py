@@ -12,8 +12,6 @@ matters, as it does there).
 Differences: no dropout; the halves are every other row of a shuffled mini-batch of any size.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal, NamedTuple
 

@@ -27,8 +27,6 @@ averaged: `averaging_some(..., share=S / N)`. Their code weights clients by rows
 paper's mean is uniform.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Literal, NamedTuple
 

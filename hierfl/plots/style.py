@@ -1,7 +1,5 @@
 """Colors (Okabe and Ito's, the first four told apart by all kinds of color vision) and markers of plots."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,7 +39,7 @@ def arrays(**values: tuple[ArrayLike, tuple[str | int, ...]]) -> list[NDArray[np
     return made
 
 
-def plain(ax: Axes) -> Axes:
+def plain(ax: "Axes") -> "Axes":
     """Hide the upper and right side of the frame and return the axes."""
     ax.spines[["top", "right"]].set_visible(False)
     return ax

@@ -1,7 +1,5 @@
 """ArviZ groups of a fit: arrays with named dimensions; large networks are summarized by layer."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """The only module that imports ArviZ (InferenceData of 0.x, DataTree of 1.x), slow, at its first use."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

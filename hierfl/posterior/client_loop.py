@@ -1,7 +1,5 @@
 """The one loop over clients: a function of one client, evaluated for all, chunk by chunk."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -16,8 +16,6 @@ variational posteriors, Yao, Vehtari, Simpson and Gelman 2018, arXiv:1802.02538;
 estimated densities, Andrieu and Roberts 2009, Annals of Statistics 37.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

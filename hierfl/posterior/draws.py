@@ -1,7 +1,5 @@
 """Draws of every client's sites, from the guide or the prior, and functions of draws."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -72,12 +70,12 @@ class Draws:
         """The draws of all sites."""
         return {**self.shared, **self.own}
 
-    def some(self, which: slice | Tensor) -> Draws:
+    def some(self, which: slice | Tensor) -> "Draws":
         """Return some of the draws."""
         draws: Draws = tree_map(lambda value: value[which], self)
         return draws
 
-    def only(self, names: Collection[str]) -> Draws:
+    def only(self, names: Collection[str]) -> "Draws":
         """Return the draws of some sites."""
         levels = (self.shared, self.own)
         return Draws(*({n: v for n, v in of.items() if n in names} for of in levels))

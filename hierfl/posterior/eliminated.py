@@ -1,7 +1,5 @@
 """Sites that a program sums out or integrates out: draws of them at the clients, given all else."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ So may the end of a ridge be missed, where a row reads several of a client's num
 predictor: draws about weighted ones have light weights again, wherever those before had ended.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

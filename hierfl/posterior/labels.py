@@ -1,7 +1,5 @@
 """Labels of rows at given draws: observed, their log densities, and replicated."""
 
-from __future__ import annotations
-
 import warnings
 
 import torch

@@ -1,7 +1,5 @@
 """Summaries by layer of networks that are too large to be written out number by number."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 

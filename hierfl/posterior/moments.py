@@ -1,7 +1,5 @@
 """Moments of each row's distribution over draws; labels count as in the fit, masked or scaled."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Clients without training rows: their local sites are drawn from the prior."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

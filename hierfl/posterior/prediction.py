@@ -1,7 +1,5 @@
 """Posterior predictive distributions of rows, averaged over draws, and their scores."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -112,12 +110,12 @@ class Prediction:
         place = torch.arange(len(self.mean)) if self.place is None else self.place
         return place if self.counts is None else place[self.counts[place] > 0.0]
 
-    def ordered(self) -> Prediction:
+    def ordered(self) -> "Prediction":
         """Return the rows client after client, as in `data`, without those left out."""
         place = self.place
         return self if place is None else self._changed(lambda v: v[place], place=None)
 
-    def by_client(self) -> Prediction:
+    def by_client(self) -> "Prediction":
         """Return the rows whose labels count, client after client as in its `data`.
 
         Raises:
@@ -137,7 +135,7 @@ class Prediction:
             return replicates  # which is refused where they are used
         return replicates[:, self.counted]
 
-    def _changed(self, change: Callable[[Tensor], Tensor], **others: Any) -> Prediction:
+    def _changed(self, change: Callable[[Tensor], Tensor], **others: Any) -> "Prediction":
         """Return the prediction with each array changed."""
         for name in ARRAYS:
             value = getattr(self, name)

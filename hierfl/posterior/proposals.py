@@ -8,8 +8,6 @@ Gaussian and the same one stretched about its mean. Weights by the mixture (Hest
 Technometrics 37) show a guide that is too narrow.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Shrinkage: how far clients' estimates are pulled toward the population."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The posterior as a table: a row for each number of each site, of each client for local sites."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product

@@ -1,7 +1,5 @@
 """The protocol that diagnostics read, its restriction to clients, and fits without rows."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Draws of a guide with their log importance weights."""
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from dataclasses import replace

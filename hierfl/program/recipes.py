@@ -27,6 +27,7 @@ from hierfl.program.sites import Family, recipe_of
 JSON = Any
 
 MOST = 1 << 31  # of a count in a recipe
+COUNTS: tuple[Any, ...] = (int, int | None, "int", "int | None")  # annotations of one
 # The keys of each kind of description; "code" may stand beside all but the values.
 FORMS = [{"made_by", "with"}, {"family", "with"}, {"tensor", "dtype"}]
 FORMS += [{key} for key in ("named", "marked", "opaque", "mapping", "sequence")]
@@ -156,7 +157,7 @@ def _called(description: dict[str, Any], place: str, handed: dict[str, Any]) -> 
     of_method = name.startswith(("hierfl.methods.", "hierfl.Method"))
     options, takes = {}, getattr(inspect.unwrap(factory), "__annotations__", {})
     for key, value in given.items():
-        if takes.get(key) in ("int", "int | None"):
+        if takes.get(key) in COUNTS:
             is_count = isinstance(value, int) and ("seed" in key or 0 <= value < MOST)
             why = f"{_short(key)} is {_short(value)}, not a count below {MOST:,}: {HAND_IN}"
             _require(is_count or value is None, why)

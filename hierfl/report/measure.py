@@ -1,7 +1,5 @@
 """Take the measurements that a report is based on: draw, predict, compare."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,7 +46,7 @@ def measure(
     site: str | None,
     draws: int,
     seed: int,
-) -> Measured:
+) -> "Measured":
     """Draw, predict and compare. The arguments are those of `Fit.report`."""
     latents, clients = fit.program.latents, fit.federation.data.num_clients
     size = latents.global_block.size + clients * latents.local_block.size

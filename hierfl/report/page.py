@@ -1,7 +1,5 @@
 """The page: measures a fit, writes sections and checks into one HTML file that needs no network."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sections of the page, made from the measurements."""
 
-from __future__ import annotations
-
 import math
 import platform
 from importlib.metadata import version

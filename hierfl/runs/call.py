@@ -1,7 +1,5 @@
 """The arguments of `fit`, and the checks of their kinds before any work is done."""
 
-from __future__ import annotations
-
 import numbers
 import sys
 from collections.abc import Callable
@@ -38,7 +36,7 @@ class FitArguments:
     validation: ClientData | None
     eval_every: int
     patience: int | None
-    callback: Callable[[Fit], object] | None
+    callback: "Callable[[Fit], object] | None"
     progress: bool
     settings: Settings
     time_limit: float | None = None  # seconds

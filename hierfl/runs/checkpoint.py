@@ -6,8 +6,6 @@ run/round-00000300/local.safetensors    client state, a row for each client, whi
 run/local-table.bin                     those rows if too large for memory, with their index above
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

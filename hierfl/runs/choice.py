@@ -1,7 +1,5 @@
 """The method that `fit(model, data)` chooses, by the rule of docs/methods.md."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -76,7 +74,7 @@ def choose(
     return replace(choice, caught=tuple(caught))
 
 
-def _chosen(facts: _ModelFacts, disclose: Disclose, *, everyone: bool) -> Choice:
+def _chosen(facts: "_ModelFacts", disclose: Disclose, *, everyone: bool) -> Choice:
     model = facts.model
     if facts.read.program.params:
         return _of_params(facts)
@@ -101,7 +99,7 @@ def too_much(method: Method, data: ClientData) -> ValueError:
     return ValueError(f"{what} of each client: use hierfl.methods.{other}(model)")
 
 
-def too_large(facts: _ModelFacts) -> ProgramError:
+def too_large(facts: "_ModelFacts") -> ProgramError:
     """Return the error of a formula with more coefficients than any method has covariances for."""
     sites = facts.read.program.latents.sites
     largest = max(sites, key=lambda site: site.size)

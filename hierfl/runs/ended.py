@@ -6,8 +6,6 @@ scalars, and weight draws, in two more rounds. What decides is rounds and counte
 on every machine; the clock decides at a `time_limit=` alone.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence

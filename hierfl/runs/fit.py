@@ -1,7 +1,5 @@
 """`fit`, which runs a method, or one that it chooses, until it stops, is good, or more rounds will not help."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -147,7 +145,7 @@ def _recorded(folder: Path | None) -> int:
 @one_at_a_time
 def fit(
     model: Method | Model,
-    data: ClientData | Frames,
+    data: "ClientData | Frames",
     *,
     clients: str | None = None,
     rounds: int | None = None,
@@ -156,7 +154,7 @@ def fit(
     checkpoint: str | Path | None = None,
     checkpoint_every: int = 10,
     resume: bool = False,
-    validation: ClientData | Frames | None = None,
+    validation: "ClientData | Frames | None" = None,
     eval_every: int = 10,
     patience: int | None = None,
     time_limit: float | None = None,

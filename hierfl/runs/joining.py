@@ -1,7 +1,5 @@
 """Clients join a fit: global params stay fixed, or two_stage asks them alone, and others where k-hat says so."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -35,7 +33,7 @@ F = TypeVar("F", bound=Snapshot)  # `hierfl.Fit`, whose module imports this one
 
 
 def personalize(
-    fit: F, data: ClientData | Frames, *, rounds: int = 200, from_scratch: bool = True
+    fit: F, data: "ClientData | Frames", *, rounds: int = 200, from_scratch: bool = True
 ) -> F:
     """Infer the local sites of new clients, global params fixed; return a Fit of those clients.
 
@@ -102,7 +100,7 @@ WHAT = "the posterior with new clients"
 
 
 @one_at_a_time
-def updated(fit: Fitted, rows: ClientData | Frames, *, rounds: int | None = None) -> Fitted:
+def updated(fit: Fitted, rows: "ClientData | Frames", *, rounds: int | None = None) -> Fitted:
     """Return the fit with new clients, or new rows of some, from what two_stage has kept.
 
     The new clients send a factor, then log ratios at new draws. Those of the other clients are

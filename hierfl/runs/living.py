@@ -1,7 +1,5 @@
 """A federation that lives: a client leaves a fit of two_stage, others join it or send new rows."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

@@ -1,7 +1,5 @@
 """`load`, which reads a fit from disk, and makes its method again: nothing in a record is trusted."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -100,7 +98,7 @@ def load(
     method: Method | None = None,
     model: Model | None = None,
     guide: Guide | Family | None = None,
-    data: ClientData | Frames | None = None,
+    data: "ClientData | Frames | None" = None,
 ) -> Fit:
     """Read a fit that `Fit.save`, or a checkpoint of `fit`, has written.
 

@@ -6,8 +6,6 @@ The evidence p(k, y) of each joint value k is estimated from the draws of its fi
 (`hierfl.diagnostics.log_evidence`), so that no more is asked of clients than by these fits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """One run of a method: its rounds, checkpoints, validation scores and progress bar."""
 
-from __future__ import annotations
-
 import math
 import sys
 import warnings

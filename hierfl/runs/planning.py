@@ -1,7 +1,5 @@
 """Planning: federations drawn before there are data, and how an interval narrows with their size."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """fedsvi with all clients in one Pyro plate, as if their rows were in one place: a reference."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from typing import Any

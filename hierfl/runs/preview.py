@@ -1,7 +1,5 @@
 """The preview of a run: what one client would send, in words, for the owner of its rows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a run's record says, checked and compared, as it may be crafted; private hashes are salted."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import secrets

@@ -1,7 +1,5 @@
 """The folder of a run: its `flock`, its checkpoints, how one is put there, which are removed."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

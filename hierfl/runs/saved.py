@@ -1,7 +1,5 @@
 """A fit on disk: a checkpoint, what its data look like, and, if asked for, the clients' rows."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

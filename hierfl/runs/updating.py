@@ -1,7 +1,5 @@
 """A fit of a formula again, with other terms: the same rows, method, seed and settings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -13,8 +13,6 @@ number of clients; clustered_fl halves no cluster before round 20, or before hal
 rounds.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace

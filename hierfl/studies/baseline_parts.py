@@ -1,7 +1,5 @@
 """What the methods of studies are made of: a client's budget, models of a network, options."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Drawn clients: the lines of FedABML and FedMAP, and FedMAP's synthetic clients."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The papers' splits of image sets into clients, and standardization of pixels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal

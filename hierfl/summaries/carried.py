@@ -11,8 +11,6 @@ new draws from them. Where new draws lie beyond all known ones, its terms of the
 as error.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -66,7 +64,7 @@ class _Fit(NamedTuple):
         # infinity times zero is zero
         return torch.where(variances > 0.0, self.times * variances, 0.0)
 
-    def with_client(self, i: int, other: _Fit) -> _Fit:
+    def with_client(self, i: int, other: "_Fit") -> "_Fit":
         """Return the fit with another one of the i-th client."""
         here = torch.arange(self.ratios.shape[1]) == i
 

@@ -6,8 +6,6 @@ belief; the two are one where the likelihood is Gaussian. With mixing parameters
 are from the prior alone: weights stay finite where it has wide tails.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -10,8 +10,6 @@ effect w = t(z) + T(z) e, measured in units of z0: w = e at z = z0. Where rows h
 no link function, what is linear in e is read off the recorded operations of the likelihood.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -14,8 +14,6 @@ Source: sums of squares and products are sufficient for linear mixed models, as 
 2022, Nature Communications 13:1678; the priors above them are the program's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -198,7 +196,7 @@ class SummedRows(PackedRows):
         """How many scalars of a client an operation carries: its predictors."""
         return self.design.shape[1]
 
-    def some(self, who: Tensor) -> SummedRows:
+    def some(self, who: Tensor) -> "SummedRows":
         """Return the rows of the clients at some positions (C',)."""
         return SummedRows(self.score, self.spread, Sums(*(v[who] for v in self.sums)))
 

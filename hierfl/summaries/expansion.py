@@ -8,8 +8,6 @@ A row reads predictors eta = x . l and the numbers s: its derivatives in these f
 products of rows' columns away from those in v, in one pass.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from functools import lru_cache

@@ -17,8 +17,6 @@ count as raised. (The curvature of the belief in its place would make the belief
 Source: conjugate-computation variational inference, Khan and Lin 2017, arXiv:1703.04265.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -11,8 +11,6 @@ are entries of z (and of t), w integrates out client by client, and then m. This
 the scales s, and of all t.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -46,12 +44,12 @@ class Factors:
     noisy_square: Tensor | None = None  # (N,) `square` with row noise, which may be negative
     belief: Values | None = None  # of any client, (N, ...) each: as `belief_shapes` names them
 
-    def of(self, ids: Tensor) -> Factors:
+    def of(self, ids: Tensor) -> "Factors":
         """Return the factors of some clients, of a likelihood that is not Gaussian."""
         fields = {name: value[ids] for name, value in self.fields.items()}
         return Factors(self.precision[ids], self.shift[ids], fields)
 
-    def to_powers(self, powers: Tensor) -> Factors:
+    def to_powers(self, powers: Tensor) -> "Factors":
         """Return the factors to the powers (N,), which widen them."""
         powers = powers.to(self.shift.dtype)[:, None]
         precision, shift = powers[..., None] * self.precision, powers * self.shift

@@ -8,8 +8,6 @@ What is not Normal is sampled by the server: each client has mixing parameters t
         divided by exp(e); exp(e) has a known density
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

@@ -5,8 +5,6 @@ the mode at any z, and the curvature there is the scale: without it chains meet 
 joint density grows without end where a prior is narrow.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

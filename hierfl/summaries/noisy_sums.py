@@ -26,8 +26,6 @@ Bernstein and Sheldon 2019 (NeurIPS); b given the noisy A, Alparslan et al. 2023
 arXiv:2301.13778. That q is used, and how, and the belief, are hierfl's choice.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -85,7 +83,7 @@ class NoisySums:
         return (self.row**2 * self.sd / count.clamp(min=1.0))[:, None, None] ** 2 * variances
 
     # ------------------------------------------------------------------------------ the design
-    def designs(self, factors: Factors) -> Designs:
+    def designs(self, factors: Factors) -> "Designs":
         """Return mean and variance of A / n over clients, from noisy ones: DerSimonian and Laird."""
         count, noisy = _rows_of(factors), self.block(factors.precision)
         some = count > 0.0
@@ -159,7 +157,7 @@ class NoisySums:
             constant = constant + self._of_square(factors, sums, scale)
         return here, constant
 
-    def _of_square(self, factors: Factors, sums: _Known, scale: Tensor) -> Tensor:
+    def _of_square(self, factors: Factors, sums: "_Known", scale: Tensor) -> Tensor:
         """Return the log density of q given b at noise scale g (), (N,)."""
         a, unsure, b, noise, loc, within, common = sums
         power, count = scale.square(), _rows_of(factors)

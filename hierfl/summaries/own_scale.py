@@ -12,8 +12,6 @@ with R R' their prior precision and Q diag(a) Q' = R^-1 A R^-T. So the density o
 e(t) the sum of squares at b = mu(t), and t is drawn by inverting its distribution function on a grid.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

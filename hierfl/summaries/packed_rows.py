@@ -3,8 +3,6 @@
 Units (`hierfl.summaries.units`) are independent: the derivatives of their sum are those of each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -48,7 +46,7 @@ class PackedRows:
         self.design = self._design() if design is None else design
         self.of_unit = score.of(self.units, self.design.shape[1])
 
-    def some(self, who: Tensor) -> PackedRows:
+    def some(self, who: Tensor) -> "PackedRows":
         """Return the rows of the clients at some positions (C',)."""
         if len(who) == self.clients:
             return self
@@ -58,7 +56,7 @@ class PackedRows:
         units = replace(units, client=place[units.client], clients=len(who))
         return PackedRows(self.score, units, self.design[at])
 
-    def thinned(self, by: int, least: int) -> PackedRows:
+    def thinned(self, by: int, least: int) -> "PackedRows":
         """Return one unit of `by`, for all that it stands for; `least` of each client, if it has them."""
         ends, counts = self._ends(), self.sizes
         stride = (counts // least).clamp(1, by)[self.client]

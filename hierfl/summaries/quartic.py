@@ -8,8 +8,6 @@ with m and S the mean and covariance of y. A client keeps what is distinct in T,
 each product of at most four entries of v - c. The error falls as N^-3/2 in the number of rows N.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import lru_cache
 from itertools import combinations_with_replacement
@@ -65,7 +63,7 @@ class Quartic(NamedTuple):
         """C."""
         return len(self.center)
 
-    def some(self, who: Tensor) -> Quartic:
+    def some(self, who: Tensor) -> "Quartic":
         """Return the polynomials of the clients at some positions."""
         return Quartic(self.center[who], self.terms[who])
 
@@ -119,7 +117,7 @@ class Quartic(NamedTuple):
         slope, curvature = 4.0 * (along + 3.0 * spreading), -12.0 * (at + spread)
         return Expected(value, slope[:, 1:], curvature[:, 1:, 1:])
 
-    def highest(self) -> Quartic:
+    def highest(self) -> "Quartic":
         """Return the terms of degree 4 alone."""
         is_highest = monomials(self.center.shape[1]).highest.to(self.terms)
         return self._replace(terms=self.terms * is_highest)

@@ -10,8 +10,6 @@ an expectation is a one-dimensional Gauss-Hermite sum per row; over s, a sum ove
 Gauss-Hermite or quasi-random. Without a linear predictor s is all of v.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
@@ -70,7 +68,7 @@ class Reading:
         _ = self._pieces
 
     @property
-    def without_effects(self) -> Reading:
+    def without_effects(self) -> "Reading":
         """The same of local sites as they are: what effects are made of is then read too."""
         inside = self.shared[:0] if self.effects is None else self.effects.inside
         shared = torch.cat([self.shared, inside]).sort().values

@@ -16,8 +16,6 @@ Khan and Lin 2017, arXiv:1703.04265; the noise as part of the likelihood, Bernst
 (NeurIPS).
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import secrets

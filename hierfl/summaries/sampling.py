@@ -4,8 +4,6 @@ The few scales are importance-sampled from a proposal fitted to its own weighted
 fails, and for clients' many mixing numbers, Hamiltonian chains run instead.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

@@ -21,8 +21,6 @@ give the tail its weight. It is a leave-one-out predictive p-value (Marshall and
 doi:10.1214/07-BA218); that factors stand in for rows is hierfl's choice.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any

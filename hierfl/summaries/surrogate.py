@@ -1,7 +1,5 @@
 """The surrogate posterior, the prior times the clients' factors; and moments of a client's v."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from copy import copy

@@ -9,8 +9,6 @@ radii, which moved means by 0.1 sd and a noise scale by 0.2); one that differs b
 noise of the weights, which leaves expectations where they are.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cache, partial
@@ -174,7 +172,7 @@ class _Clients:
     own: _Own | None  # None: a sum's nodes
     together: int  # clients whose errors add up
 
-    def some(self, who: Tensor) -> _Clients:
+    def some(self, who: Tensor) -> "_Clients":
         """Return the clients at some positions."""
         if len(who) == self.rows.clients:
             return self

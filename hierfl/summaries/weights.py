@@ -4,8 +4,6 @@ The likelihood of a client without an event is flat on one side; draws of the su
 there, and weights hardly show it (means were off by 0.15 sds at a k-hat of 0.51).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -34,7 +32,7 @@ class Points:
     log_weights: Tensor  # (S,) normalized
 
     @staticmethod
-    def equal(draws: Tensor, log_p: Tensor | None = None) -> Points:
+    def equal(draws: Tensor, log_p: Tensor | None = None) -> "Points":
         """Return draws with equal weights; a log density of zeros by default."""
         count = len(draws)
         log_p = torch.zeros(count) if log_p is None else log_p

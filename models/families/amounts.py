@@ -1,7 +1,5 @@
 """Responses of one number: real ones, also skewed, positive amounts, shares, times and directions."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Counts: Poisson and negative binomial, also with more zeros; successes, alone or among trials."""
 
-from __future__ import annotations
-
 import pyro.distributions as dist
 import torch
 from torch import Tensor

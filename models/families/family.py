@@ -1,7 +1,5 @@
 """`ResponseFamily`: a response's likelihood, link, parameters, default priors and checks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field

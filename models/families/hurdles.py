@@ -1,7 +1,5 @@
 """Amounts and counts of which some are 0 by a process of their own: hurdle responses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

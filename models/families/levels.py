@@ -1,7 +1,5 @@
 """Levels without order or in order: categorical, cumulative, sequential and adjacent; ordered priors."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 
@@ -188,7 +186,7 @@ class Cumulative(dist.Categorical):
         ends = torch.where(is_first, self._log_cdf(high), self._log_cdf(-low))
         return torch.where(is_first | is_last, ends, between)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Cumulative:
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "Cumulative":
         """Return the same distribution with a larger batch shape."""
         return type(self)(
             self.eta.expand(batch_shape), self.thresholds, self.link, validate_args=False

@@ -1,7 +1,5 @@
 """`named`: the response family of a name."""
 
-from __future__ import annotations
-
 from difflib import get_close_matches
 
 from hierfl.models import families

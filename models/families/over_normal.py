@@ -1,7 +1,5 @@
 """Responses whose linear predictor is Normal: what a missing covariate makes of a family."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Parts of a whole: multinomial and Dirichlet responses, and shares of which some are exactly 0 or 1."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro.distributions as dist

@@ -1,7 +1,5 @@
 """Times with a hazard that is constant between breaks."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import pairwise

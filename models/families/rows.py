@@ -1,7 +1,5 @@
 """What distributions of rows share: fields that grow with the batch, checks, draws and moments."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Self
 
 import pyro.distributions as dist

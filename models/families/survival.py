@@ -1,7 +1,5 @@
 """Times by their hazards: exact, censored (after, before, between others), entered late."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol

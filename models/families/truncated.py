@@ -1,7 +1,5 @@
 """Responses of which only those between two bounds were recorded."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -31,22 +31,6 @@ def found(
     return by, curve
 
 
-def test_rows_and_clients_are_weighted_by_hand() -> None:
-    own = study()
-    rows = of_study(own, 0)
-    fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 2, 0)
-    # two rows of the first client are left out, so that clients differ in size
-    keep = torch.ones(rows.test.num_rows, dtype=torch.bool)
-    keep[:2] = False
-    test = rows.test.where(keep)
-    prediction = fit.predict(test, draws=1, seed=0)
-    right = (prediction.mean.argmax(-1) == test.fields["y"]).double()
-    scores = means(prediction)
-    assert scores["rows", "accuracy"] == pytest.approx(100.0 * float(right.mean()))
-    by_client = [float(r.mean()) for r in right.split(test.counts.tolist())]
-    assert scores["clients", "accuracy"] == pytest.approx(100.0 * sum(by_client) / len(by_client))
-
-
 def test_g_of_a_common_model_is_its_p_and_that_of_an_own_model_is_not() -> None:
     common, _ = found("fedavg")
     own, _ = found("local_only")
@@ -125,12 +109,13 @@ def test_a_method_that_tunes_has_p_of_the_end_alone() -> None:
     assert rounds == {("G", 2), ("P", 1)} and "P" not in result["curve"][0]
 
 
-def test_balanced_accuracy_is_the_mean_over_a_clients_classes() -> None:
+def test_scores_weigh_rows_clients_and_classes_as_by_hand() -> None:
     own = study()
     rows = of_study(own, 0)
     fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 2, 0)
     keep = torch.ones(rows.test.num_rows, dtype=torch.bool)
-    keep[:4] = False  # four rows of one class: its classes are not equally many any more
+    # four rows of one class: clients differ in size, and a client's classes are not equally many
+    keep[:4] = False
     test = rows.test.where(keep)
     prediction = fit.predict(test, draws=1, seed=0)
     right = (prediction.mean.argmax(-1) == test.fields["y"]).double()
@@ -139,6 +124,9 @@ def test_balanced_accuracy_is_the_mean_over_a_clients_classes() -> None:
                             test.fields["y"].split(test.counts.tolist()), strict=True):  # fmt: skip
         by_client.append(sum(float(own_right[y == c].mean()) for c in y.unique()) / len(y.unique()))
     scores = means(prediction)
+    assert scores["rows", "accuracy"] == pytest.approx(100.0 * float(right.mean()))
+    plain = [float(r.mean()) for r in right.split(test.counts.tolist())]
+    assert scores["clients", "accuracy"] == pytest.approx(100.0 * sum(plain) / len(plain))
     expected = 100.0 * sum(by_client) / len(by_client)
     assert scores["clients", "balanced_accuracy"] == pytest.approx(expected)
     assert scores["clients", "accuracy"] != pytest.approx(expected)

@@ -15,7 +15,7 @@ from hierfl.laplace.glm_rows import Linear, seen_linear
 from hierfl.laplace.links import softplus, times
 from hierfl.laplace.marginal import Marginal
 from tests.methods.test_pvi import close
-from tests.programs import federation, logistic, means, regression, slopes
+from tests.programs import doubled, federation, logistic, means, regression, slopes
 
 
 def visits(batch: ClientBatch) -> None:
@@ -166,18 +166,7 @@ def test_a_likelihood_derived_from_one_with_a_predictor_is_found() -> None:
 
 
 def test_a_derived_likelihood_with_another_density_is_not_taken_for_its_parent() -> None:
-    class Doubled(dist.Bernoulli):  # type: ignore[misc]
-        def log_prob(self, value: Tensor) -> Tensor:
-            density: Tensor = 2.0 * super().log_prob(value)
-            return density
-
-    def model(batch: ClientBatch) -> None:
-        with batch.clients():
-            w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
-            with batch.data():
-                pyro.sample("y", Doubled(logits=(batch.x * w).sum(-1)), obs=batch.ill)
-
-    assert seen_linear(read(model)) == Linear()
+    assert seen_linear(read(doubled)) == Linear()
 
 
 def test_times_and_its_derivatives_under_nested_vmaps() -> None:

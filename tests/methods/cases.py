@@ -21,7 +21,7 @@ from tests.sampled import sampled
 
 Shapes = dict[str, tuple[int, ...]]
 Make = Callable[[], Method]
-COUNTS = ("int", "int | None")
+COUNTS = (int, int | None, "int", "int | None")
 SEED = 3  # of the networks' weights
 
 

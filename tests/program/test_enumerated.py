@@ -19,6 +19,7 @@ from hierfl import ClientBatch, ClientData, ProgramError, full_batch, guides, me
 from hierfl.laplace.trials import prior_sites_at, sites_at
 from hierfl.program.enumerated import LARGEST
 from hierfl.program.handlers import log_joint, unchecked
+from tests import programs
 
 TIMES = 4
 
@@ -49,17 +50,7 @@ def shared() -> tuple[Tensor, Tensor, Tensor]:
 Program = Callable[[ClientBatch], None]
 
 
-def of_rows(inside: Callable[..., None]) -> Program:
-    """Return a model with a site a of each client; `inside` writes what stands in the data plate."""
-
-    def model(batch: ClientBatch) -> None:
-        mu, gain, share = shared()
-        with batch.clients():
-            own = pyro.sample("a", dist.Normal(mu, 1.0))
-            with batch.data():
-                inside(batch, own, gain, share)
-
-    return model
+of_rows = programs.of_rows(shared)
 
 
 def bernoulli(share: Tensor) -> Tensor:

@@ -62,6 +62,16 @@ def drawn(program: Program, params: Params, batch: ClientBatch) -> Any:
 
 
 # ------------------------------------------------------------------ the ELBO
+def pyros_loss(program: Program, family: str, params: Any, batch: ClientBatch) -> float:
+    """Return the loss of Pyro's ELBO at the values that the guide draws."""
+    nodes = drawn(program, params, batch).nodes
+    values = {name: site["value"] for name, site in nodes.items() if site["type"] == "sample"}
+    pyros: Any = TraceMeanField_ELBO() if family == "mean_field" else Trace_ELBO()
+    with Given(params, values):
+        loss: float = pyros.loss(program.model, program.guide, batch)
+    return loss
+
+
 @pytest.mark.slow("conditional-None")
 @pytest.mark.usefixtures("global_generator_untouched")
 @pytest.mark.parametrize(
@@ -76,16 +86,7 @@ def test_elbo_is_pyros_and_the_sum_of_the_clients(family: str, size: int | None)
     batch = batch_of(data, size, everyone)
     terms = program.terms(params, batch)
     whole = terms.nll.sum() + terms.local_kl.sum() + terms.global_kl
-    values = {
-        n: s["value"]
-        for n, s in drawn(program, params, batch).nodes.items()
-        if s["type"] == "sample"
-    }
-    pyros: Any = TraceMeanField_ELBO() if family == "mean_field" else Trace_ELBO()
-    with Given(params, values):
-        assert pyros.loss(program.model, program.guide, batch) == pytest.approx(
-            whole.item(), rel=1e-10
-        )
+    assert pyros_loss(program, family, params, batch) == pytest.approx(whole.item(), rel=1e-10)
     alone = [
         program.terms(params_of(program, start, k), batch_of(data, size, everyone[k : k + 1]))
         for k in range(4)
@@ -176,14 +177,7 @@ def test_factors_and_observations_outside_rows_count_once(family: str) -> None:
     params, batch = pooled_params(program, start, 4), full_batch(data, torch.arange(4), seed=3)
     terms = program.terms(params, batch)
     whole = terms.nll.sum() + terms.local_kl.sum() + terms.global_kl
-    values = {
-        n: s["value"]
-        for n, s in drawn(program, params, batch).nodes.items()
-        if s["type"] == "sample"
-    }
-    pyros: Any = TraceMeanField_ELBO() if family == "mean_field" else Trace_ELBO()
-    with Given(params, values):
-        assert pyros.loss(factored, program.guide, batch) == pytest.approx(whole.item(), rel=1e-10)
+    assert pyros_loss(program, family, params, batch) == pytest.approx(whole.item(), rel=1e-10)
     losses = [
         program.terms(
             params_of(program, start, k), full_batch(data, torch.tensor([k]), seed=3)

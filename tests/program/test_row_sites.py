@@ -21,6 +21,7 @@ from hierfl.program import row_orders
 from hierfl.program.handlers import log_joint, unchecked
 from hierfl.program.quadrature import fitted
 from hierfl.program.row_orders import without_row_sites
+from tests import programs
 
 pytestmark = [
     pytest.mark.filterwarnings(
@@ -59,17 +60,7 @@ def shared() -> tuple[Tensor, Tensor]:
 Program = Callable[[ClientBatch], None]
 
 
-def of_rows(inside: Callable[..., None]) -> Program:
-    """Return a model with a site a of each client; `inside` writes what stands in the data plate."""
-
-    def model(batch: ClientBatch) -> None:
-        mu, scale = shared()
-        with batch.clients():
-            own = pyro.sample("a", dist.Normal(mu, 1.0))
-            with batch.data():
-                inside(batch, own, scale)
-
-    return model
+of_rows = programs.of_rows(shared)
 
 
 # ------------------------------------------------------------ Normal given Normal

@@ -104,8 +104,9 @@ def choices(answer: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     """Yield each other value of the options that are switches or words from a list."""
     function: Any = inspect.unwrap(answer)
     for name, parameter in inspect.signature(answer).parameters.items():
+        kind = parameter.annotation
         try:
-            kind = eval(str(parameter.annotation), dict(function.__globals__))
+            kind = eval(kind, dict(function.__globals__)) if isinstance(kind, str) else kind
         except (NameError, SyntaxError):  # a type for mypy alone, or none
             continue
         for part in (kind, *get_args(kind)):

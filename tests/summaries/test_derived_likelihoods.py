@@ -4,13 +4,12 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from torch import Tensor
 
 import hierfl
 from benchmarks.family_programs import drawn, family_of, program, response_of
 from hierfl import ClientBatch, guides, methods, models
 from hierfl.summaries.reading import read_likelihood, seen_line
-from tests.programs import federation
+from tests.programs import doubled, federation
 
 
 @pytest.mark.slow("False")
@@ -27,19 +26,7 @@ def test_the_predictors_of_hierfls_own_logistic_regression_are_found(centered: b
 
 
 def test_a_derived_likelihood_with_another_density_has_no_predictor() -> None:
-    class Doubled(dist.Bernoulli):  # type: ignore[misc]
-        def log_prob(self, value: Tensor) -> Tensor:
-            density: Tensor = 2.0 * super().log_prob(value)
-            return density
-
-    def model(batch: ClientBatch) -> None:
-        loc = pyro.sample("loc", dist.Normal(torch.zeros(2), 1.0).to_event(1))
-        with batch.clients():
-            w = pyro.sample("w", dist.Normal(loc, 1.0).to_event(1))
-            with batch.data():
-                pyro.sample("y", Doubled(logits=(batch.x * w).sum(-1)), obs=batch.ill)
-
-    reading = read_likelihood(hierfl.read(model, guides.conditional, federation()))
+    reading = read_likelihood(hierfl.read(doubled, guides.conditional, federation()))
     assert not len(seen_line(reading).inside)
 
 

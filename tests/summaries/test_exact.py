@@ -8,6 +8,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from torch import Tensor
 
 import hierfl
 from hierfl import ClientBatch, ClientData, Fit, full_batch
@@ -101,6 +102,16 @@ def test_it_is_recognized_where_the_likelihood_is_gaussian(model: Any) -> None:
     assert (found.spread is not None) is (model in (*EXACT, own_noise))
 
 
+def by_sums(seen: Any, sums: Any, v: Tensor) -> Tensor:
+    """Return the log likelihood of clients' sums at v (C, S, V), up to a constant of each client."""
+    at = v[..., seen.score.line.rest].flatten(0, 1)
+    by = torch.stack([seen.hierarchy.spread.of(z) ** -2 for z in at]).view(v.shape[:2])
+    whole = sums.square + explained(sums.precision, sums.shift)
+    found = 0.5 * (sums.num_rows[:, None] * by.log() - by * whole[:, None])
+    found = found + by * (v @ sums.shift[..., None])[..., 0]
+    return found - 0.5 * by * ((v @ sums.precision) * v).sum(-1)
+
+
 @pytest.mark.parametrize("model", EXACT, ids=lambda model: str(model.__name__))
 @pytest.mark.parametrize("far", [0.0, 1e4])
 def test_sums_are_the_log_likelihood_of_the_rows_up_to_a_constant(model: Any, far: float) -> None:
@@ -110,7 +121,7 @@ def test_sums_are_the_log_likelihood_of_the_rows_up_to_a_constant(model: Any, fa
         fields = {**data.fields, "y": data.fields["y"].double() + far}
         data = ClientData(fields, data.offsets, data.names, data.client_fields)
     seen = seen_in(program_of(model))
-    line, spread = seen.score.line, seen.hierarchy.spread
+    spread = seen.hierarchy.spread
     assert spread is not None
     with double_precision(), torch.no_grad():
         rows = packed(seen.score, full_batch(data, torch.arange(4)))
@@ -118,12 +129,7 @@ def test_sums_are_the_log_likelihood_of_the_rows_up_to_a_constant(model: Any, fa
         assert not bool(sums.wrong.any())
         v = seen.score.start + torch.randn(4, 6, len(seen.score.start))
         known = rows.values(v)
-        by = torch.stack([spread.of(one[line.rest]) ** -2 for one in v.flatten(0, 1)]).view(4, 6)
-        whole = sums.square + explained(sums.precision, sums.shift)
-        found = 0.5 * (sums.num_rows[:, None] * by.log() - by * whole[:, None])
-        found = found + by * (v @ sums.shift[..., None])[..., 0]
-        found = found - 0.5 * by * ((v @ sums.precision) * v).sum(-1)
-        apart = known - found
+        apart = known - by_sums(seen, sums, v)
     # a posterior does not care about the constant; sums of 1e8 keep 8 digits
     assert (apart - apart[:, :1]).abs().max() < (1e-9 if not far else 1e-6) * known.abs().max()
 
@@ -255,7 +261,7 @@ def test_the_slope_in_a_direction_that_is_not_solved_for_is_kept() -> None:
     client = torch.arange(30) // 15
     rows = ClientData.from_arrays(client, x=torch.randn(30, 2, generator=g), y=y)
     seen = seen_in(program_of(unscaled, rows))
-    line, spread = seen.score.line, seen.hierarchy.spread
+    spread = seen.hierarchy.spread
     assert spread is not None
     near = ClientData({**rows.fields, "x": x}, rows.offsets, rows.names, rows.client_fields)
     with double_precision(), torch.no_grad():
@@ -263,12 +269,7 @@ def test_the_slope_in_a_direction_that_is_not_solved_for_is_kept() -> None:
         sums = sums_of(packed_rows, spread)
         assert not bool(sums.wrong.any())
         v = seen.score.start + torch.randn(2, 6, len(seen.score.start), generator=g)
-        by = torch.stack([spread.of(one[line.rest]) ** -2 for one in v.flatten(0, 1)]).view(2, 6)
-        whole = sums.square + explained(sums.precision, sums.shift)
-        found = 0.5 * (sums.num_rows[:, None] * by.log() - by * whole[:, None])
-        found = found + by * (v @ sums.shift[..., None])[..., 0]
-        found = found - 0.5 * by * ((v @ sums.precision) * v).sum(-1)
-        apart = packed_rows.values(v) - found
+        apart = packed_rows.values(v) - by_sums(seen, sums, v)
     assert (apart - apart[:, :1]).abs().max() < 1e-9 * packed_rows.values(v).abs().max()
 
 

@@ -6,8 +6,6 @@
 Sources: McMahan et al. 2017, arXiv:1602.05629; FedProx: Li et al. 2020, arXiv:1812.06127, Eq. (2).
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import Tensor

@@ -10,8 +10,6 @@ be weighted by rows. One option sets both, else c would decide the optimum. No p
 params are points, and a correction, linear in w, has no density.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import torch

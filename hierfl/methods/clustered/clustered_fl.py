@@ -14,8 +14,6 @@ server would have to keep every update.
 As a Bayesian model it is a mixture of clients with hard labels, found greedily, and points.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import numpy as np

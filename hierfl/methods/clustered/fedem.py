@@ -10,8 +10,6 @@ probabilities. One that joins later keeps the theta_m, and fits its shares alone
 with one label per row, whose posterior (the q_j) is exact; all else are points.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 

@@ -33,8 +33,6 @@ where theirs trains a network that chooses by an input. With a cohort, sums over
 its means.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """Parts of methods: steps down a loss, clients with params of their own, servers that take means."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple

@@ -5,8 +5,6 @@
 For a Gaussian of unit precision the two are one, and this is gradient descent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from torch import Tensor

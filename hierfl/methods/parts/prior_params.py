@@ -1,7 +1,5 @@
 """Which global params are the mean and scale of local priors, seen by giving each a value of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

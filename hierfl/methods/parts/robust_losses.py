@@ -9,8 +9,6 @@ With c = `power` and I = the integral of p^(1 + c) over all labels,
 each is -log p as c -> 0, up to terms that depend on nothing.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import wraps

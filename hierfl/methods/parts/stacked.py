@@ -1,7 +1,5 @@
 """Models stacked along a first dimension: of components, or of single clients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -30,8 +30,6 @@ standard deviation 1 (there 0.001, in effect a point estimate), and a mini-batch
 of all rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

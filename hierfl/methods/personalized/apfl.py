@@ -14,8 +14,6 @@ be any point, so that nothing shrinks v at convergence; only few steps keep it n
 0 the step of v is 0, so that v stays as it is. The guide is `delta`.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import torch

@@ -10,8 +10,6 @@ client that has been in no round, or joins later, is at theta. As a model: v_k ~
 prox), with theta plugged in from FedAvg, not learned from the v_k.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import torch

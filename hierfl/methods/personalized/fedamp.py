@@ -16,8 +16,6 @@ As a Bayesian model it is a pairwise random field exp(-prox/2 sum_{i<j} A(|w_i -
 the w_i are a mode; the field is bounded, so that it is no proper prior.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple

@@ -11,8 +11,6 @@ given a fixed head, and what is tuned a point under a flat prior, held near its 
 steps alone; the guide is `delta`.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import Tensor

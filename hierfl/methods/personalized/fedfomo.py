@@ -15,8 +15,6 @@ with the previous one.
 Nothing in it is Bayesian: it is a heuristic average of models.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal, NamedTuple
 

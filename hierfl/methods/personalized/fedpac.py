@@ -17,8 +17,6 @@ Loosely, its Bayesian part is a prior of features, phi(x) | y ~ Normal(mu_y, .),
 plugged-in means. Heads are no hierarchy: their mix trades bias for variance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 

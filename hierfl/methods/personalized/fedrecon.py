@@ -14,8 +14,6 @@ steps; theta is a point that maximizes, to first order, the likelihood of the qu
 reconstruction. Neither has a posterior; the guide is `delta`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

@@ -14,8 +14,6 @@ for all clients and each head a point under a flat prior, so that heads do not b
 guide is `delta`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

@@ -34,8 +34,6 @@ all of a client's weights start from the prior in each round, where the authors'
 the last one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -16,8 +16,6 @@ training rows. No part is Bayesian: one step from theta is a MAP estimate that s
 Normal prior about theta only where the model is linear.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

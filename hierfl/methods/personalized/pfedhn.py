@@ -9,8 +9,6 @@ cohort=1. With more, their gradients are summed. A client that joins later keeps
 fits an embedding of its own. It is a link w_i = h(e_i; phi) with a flat prior; both are points.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import pairwise

@@ -16,8 +16,6 @@ step sizes. With few weights each, the server's can collapse on one client whose
 is then stiff, and plain steps diverge, which is refused.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -33,8 +33,6 @@ draws; without inducing points; means are by rows.
 Its Bayesian part is each client's process. What is common is a point.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

@@ -13,8 +13,6 @@ package BFI. A center's own parameters (local sites) are integrated out by Lapla
 Gaussian is taken at its center's own mode, far from the common one where rows are few.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

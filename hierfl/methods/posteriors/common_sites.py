@@ -1,7 +1,5 @@
 """Programs whose sites are all global: a client's loss at a point, and products of independent Gaussians."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -20,8 +20,6 @@ N), whose fixed point has lost the prior; here t_0 stays in it.
 It is Bayesian throughout: the posterior under the program's own prior, by Gaussian factors.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal, NamedTuple
 

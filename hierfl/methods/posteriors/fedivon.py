@@ -15,8 +15,6 @@ arXiv:2402.17641, for IVON. Differences: any Normal prior, divided among the cli
 weight decay, and counted once in the product; the paper weights by h alone.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Literal, NamedTuple
 

@@ -27,8 +27,6 @@ integration over z is replaced by natural-gradient variational inference (Khan a
 arXiv:2107.04562) and importance weights (Vehtari et al. 2024, arXiv:1507.02646).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple

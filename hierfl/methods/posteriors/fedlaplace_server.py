@@ -1,7 +1,5 @@
 """The server of FedLaplace: climb to the mode, settle q, weight its points."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -127,7 +125,7 @@ class LaplaceState:
         """Whether all stages are done."""
         return int(self.stage) == DONE
 
-    def at(self, stage: int, part: int = 0) -> LaplaceState:
+    def at(self, stage: int, part: int = 0) -> "LaplaceState":
         """Return the state at another stage."""
         return replace(self, stage=torch.tensor(stage), part=torch.tensor(part))
 

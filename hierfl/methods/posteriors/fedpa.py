@@ -17,8 +17,6 @@ Its Bayesian part is each client's posterior under a flat prior, as a Gaussian, 
 product. The answer is a point.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -22,8 +22,6 @@ Its Bayesian part are the local sites, by draws that clients keep (the guide). W
 point, at the mode of its marginal posterior, or of its marginal likelihood where it has no prior.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal, NamedTuple
 

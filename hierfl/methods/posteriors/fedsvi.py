@@ -25,8 +25,6 @@ server's optimizer (Reddi et al. 2021, arXiv:2003.00295) instead of a barycenter
 the same share of all rows; and `merge="natural"` is hierfl's.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Literal, NamedTuple

@@ -15,8 +15,6 @@ arXiv:2505.14161. Differences: widths b of the prior's kernels are Silverman's r
 dimension; and the server sees each client's particles, as it must.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -17,8 +17,6 @@ mini-batch of b rows, which is b times too small; here mini-batches of `fisher_r
 squared and multiplied by b, and one row is exact. The prior is divided among the clients.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

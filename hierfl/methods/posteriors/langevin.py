@@ -31,8 +31,6 @@ Source: Deng, Zhang, Ma, Song and Lin 2024, UAI, arXiv:2112.05120. Differences: 
 equally, each as if all were like it; and own noise is scaled by the clients of the round.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import NamedTuple
@@ -61,11 +59,11 @@ class LangevinChain(NamedTuple):
     kept: Tensor  # (), how many were
 
     @classmethod
-    def begin(cls, z: Tensor, draws: int) -> LangevinChain:
+    def begin(cls, z: Tensor, draws: int) -> "LangevinChain":
         """Return the chain before the first round."""
         return cls(z, z.expand(draws, -1).clone(), torch.zeros(()))
 
-    def moved(self, z: Tensor, clock: Clock, step_size: float, burn_in: float) -> LangevinChain:
+    def moved(self, z: Tensor, clock: Clock, step_size: float, burn_in: float) -> "LangevinChain":
         """Return the chain after a round that led to z; refuse one that diverged."""
         if not bool(z.isfinite().all()):
             raise ValueError(

@@ -1,7 +1,5 @@
 """The server's merge of clients' Gaussians: means of natural parameters, or of means and scales."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal

@@ -6,8 +6,6 @@ A factor need not be a distribution, only q must be. A client sends the change o
 and the server adds the changes to q.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -30,8 +30,6 @@ Adam; any hierarchy instead of one Gaussian layer with known variance; for a pri
 Gaussian in unconstrained values the server keeps a factor, renewed in each round.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

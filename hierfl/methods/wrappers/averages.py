@@ -1,7 +1,5 @@
 """Wrappers of a server's average: by rows, of some clients, over-relaxed, by an optimizer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

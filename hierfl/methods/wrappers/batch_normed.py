@@ -19,8 +19,6 @@ al. 2020, arXiv:2008.07424 (SiloBN), whose statistics are running means. FedBN: 
 arXiv:2102.07623, Algorithm 1; its code weights clients equally, and finds layers by "bn" in their names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps

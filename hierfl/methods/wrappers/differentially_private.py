@@ -17,8 +17,6 @@ client's rows are replaced by any others, which moves the sum by 2 C; cohorts ar
 replacement: Wang et al. 2019, arXiv:1808.00087, Theorem 27.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import lru_cache, reduce

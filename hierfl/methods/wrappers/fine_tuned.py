@@ -7,8 +7,6 @@ params of those sites are tuned, in one without latent sites a copy of all globa
 the name in Shi et al. 2023, arXiv:2310.09183.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal, NamedTuple
 

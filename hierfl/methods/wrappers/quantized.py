@@ -9,8 +9,6 @@ Sources: Karimireddy et al. 2019, arXiv:1901.09847, Algorithm 2 (EF-SGD); Seide 
 Interspeech, section 3. The compressor is ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal

@@ -12,8 +12,6 @@ Sources: Yin et al. 2018, arXiv:1803.01498, Definitions 1 and 2 (median, trimmed
 posterior's mean they make a robust estimate with no known standard deviation.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal, cast
 

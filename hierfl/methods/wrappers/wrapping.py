@@ -1,7 +1,5 @@
 """What wrappers of a method share: its phases and its state inside larger ones, and refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
