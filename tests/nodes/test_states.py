@@ -27,7 +27,7 @@ from tests.programs import federation, regression
 
 ASKED = {"predictions": "predict", "scores": "scores", "summaries": "local_summary"}
 MODELS: dict[str, Any] = {
-    "fedavg": lambda: methods.fedavg(shared(), optimizer=SGD(0.05), steps=3, batch_size=2),
+    "fedavg": lambda: methods.fedavg(shared(), optimizer=SGD(0.05), steps=3, batch_size=5),
     "fedsvi": lambda: methods.fedsvi(regression),
     "two_stage": lambda: methods.two_stage(hierfl.models.regression("gaussian", centered=True)),
 }

@@ -19,6 +19,7 @@ squared and multiplied by b, and one row is exact. The prior is divided among th
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -125,7 +126,7 @@ def fola(
         return Client(
             own={},
             start=start,
-            phases=(descent.phase(loss), Phase(square, 1, "epoch", fisher_rows)),
+            phases=(descent.phase(loss), Phase(square, 1, "epoch", fisher_rows, alone=math.inf)),
             finish=finish,
             params=sites.served,
             adapt=(),
