@@ -15,7 +15,7 @@ import hierfl
 from hierfl import methods
 from hierfl.cli.officer_page import entries
 from hierfl.core.trees import tree_map
-from hierfl.formulas.disclosure import scores_of_few
+from hierfl.formulas.disclosure import columns_of_scores, scores_of_few
 from hierfl.nodes import Answer, FitOverNodes, in_process
 from hierfl.nodes.messages import Ask, RoundRequest, StateRequest, from_bytes, to_bytes
 from hierfl.nodes.run import fit_nodes
@@ -259,10 +259,28 @@ def test_no_score_tells_of_few_outcomes_beside_those_of_a_group() -> None:
         "half": np.arange(32) % 2 == 0,
     }
     few = {
-        name: bool(scores_of_few({"accuracy": rows[:, None] * 1.0}, [ward, x], [], 5)[0])
-        for name, rows in chosen.items()
+        name: bool(
+            scores_of_few({"accuracy": of[:, None] * 1.0}, [ward, x], [], 5, of_classes=True)[0]
+        )
+        for name, of in chosen.items()
     }
     assert few == {"ward": False, "but one": True, "half": False}
+
+
+@pytest.mark.parametrize(("times", "hidden"), [(1.0, False), (10.0, True)])
+def test_no_score_tells_one_outcome_from_the_sum_of_many(times: float, hidden: bool) -> None:
+    """Log odds of one row, beside those of 59: large ones tell its outcome, whatever the others are."""
+    rng, right = np.random.default_rng(0), 0
+    for _ in range(100):
+        odds, y = rng.normal(size=60), rng.integers(0, 2, 60)
+        odds[0] = 2.0 * times
+        p = 1.0 / (1.0 + np.exp(-odds))
+        columns = columns_of_scores("binary", p[:, None], None, None)
+        few = scores_of_few(columns, [], [], 5, of_classes=True)[0]
+        assert ("log_score" in few) == hidden
+        rest = odds[1:].sum() / 2.0
+        right += int((odds @ y > rest + times) == bool(y[0]))
+    assert (right > 95) == hidden
 
 
 def test_no_score_tells_of_few_outcomes(tmp_path: Path) -> None:
