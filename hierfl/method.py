@@ -219,6 +219,12 @@ class Client:
     def __repr__(self) -> str:
         return f"Client(own {sizes(self.own)}; {len(self.phases)} phases)"
 
+    def rows_of(self, rows: int) -> tuple[int, int]:
+        """Return how many of its rows a client's steps use at least, and the phases together."""
+        held = [phase.rows_of(rows) for phase in self.phases] or [(rows, rows)]
+        alone, together = map(min, zip(*held, strict=True))
+        return alone, together
+
     def mail_in(self, own: Tree) -> Tree:
         """Return the part of the client state that the server writes."""
         return reduce(getattr, self.mail, own)

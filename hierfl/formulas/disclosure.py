@@ -228,12 +228,7 @@ def columns_of_scores(
 
 
 def scores_of_few(
-    scores: Mapping[str, Floats],
-    fields: Iterable[Any],
-    earlier: Iterable[Floats],
-    least: int,
-    *,
-    of_classes: bool,
+    scores: Mapping[str, Floats], fields: Iterable[Any], earlier: Iterable[Floats], least: int
 ) -> tuple[set[str], Floats]:
     """Return the scores that would tell of few rows, beside the rows' fields, (n, ...), and earlier scores.
 
@@ -248,7 +243,8 @@ def scores_of_few(
     few, new = set[str](), [none]
     for name, columns in scores.items():
         alone = any(len(isolated(of[:, None], least)) for of in columns.T)
-        alone |= of_classes and any(_rests_on(of) < min(least, len(of) / 4) for of in columns.T)
+        if "rmse" not in scores:  # outcomes of 0 and 1
+            alone |= any(_rests_on(of) < min(least, len(of) / 4) for of in columns.T)
         if alone or tells_of_few(np.hstack([known, *earlier, *new, columns]), least):
             few.add(name)
         else:

@@ -167,8 +167,7 @@ def _check_scores(node: Node, ledger: Ledger, scored: Prediction, least: int) ->
     earlier = [e.request for e in ledger.entries if (e.kind, e.subject) == (SCORES, (about,))]
     kept = (np.frombuffer(kept_in(ledger.folder, name)) for name in earlier)
     before = [of.reshape(len(every.mean), -1) for of in kept]
-    of_classes = every.kind in ("binary", "categorical")
-    few, new = scores_of_few(columns, fields, before, least, of_classes=of_classes)
+    few, new = scores_of_few(columns, fields, before, least)
     if (name := digest(content := new.tobytes())) not in earlier and new.size:
         keep_in(ledger.folder, name, content)
         ledger.append(Entry(SCORES, name, subject=(about,)))

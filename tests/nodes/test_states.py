@@ -259,10 +259,8 @@ def test_no_score_tells_of_few_outcomes_beside_those_of_a_group() -> None:
         "half": np.arange(32) % 2 == 0,
     }
     few = {
-        name: bool(
-            scores_of_few({"accuracy": of[:, None] * 1.0}, [ward, x], [], 5, of_classes=True)[0]
-        )
-        for name, of in chosen.items()
+        name: bool(scores_of_few({"accuracy": rows[:, None] * 1.0}, [ward, x], [], 5)[0])
+        for name, rows in chosen.items()
     }
     assert few == {"ward": False, "but one": True, "half": False}
 
@@ -276,7 +274,7 @@ def test_no_score_tells_one_outcome_from_the_sum_of_many(times: float, hidden: b
         odds[0] = 2.0 * times
         p = 1.0 / (1.0 + np.exp(-odds))
         columns = columns_of_scores("binary", p[:, None], None, None)
-        few = scores_of_few(columns, [], [], 5, of_classes=True)[0]
+        few = scores_of_few(columns, [], [], 5)[0]
         assert ("log_score" in few) == hidden
         rest = odds[1:].sum() / 2.0
         right += int((odds @ y > rest + times) == bool(y[0]))
