@@ -205,7 +205,8 @@ def test_groups_of_few_rows_are_hidden(tmp_path: Path) -> None:
     text = "y ~ 1 + (1 | site) + (1 | site:ward)"
     policy = 'may_leave = ["summaries", "draws", "predictions", "scores"]\n'
     nodes = in_process(parts, letting(tmp_path, parts, policy))
-    fit = hierfl.nodes.fit(hierfl.formula(text, clients="site"), nodes)
+    made = hierfl.formula(text, clients="site")
+    fit = hierfl.nodes.fit(made, nodes, rounds=2, disclose="sums")
     table = fit.local_summary(50).table.set_index(["client", "site"])["mean"]
     hidden = table[table.isna()].index.tolist()
     assert hidden == [("a", "site:ward[2]")] and len(table) == 12
