@@ -290,12 +290,14 @@ def groups_of_few(formula: Any, frames: Any, least: int) -> str:
 
     In a group, no combination of its columns may be of fewer than `least` rows either.
     """
-    least = least if formula.agreed.min_count > 1 else 1
+    terms = [term for layout in formula.layouts for term in layout.at("within")]
+    if not terms or formula.agreed.min_count < 2:  # a schema may name levels of single rows
+        return ""
     rows = ReadRows.of(formula, frames, least)
     ready = prepared(rows.own, formula.agreed.columns, rows.client)
     if formula.declared.imputed:
         ready, _ = filled(formula.declared.imputed, ready)
-    for term in (term for layout in formula.layouts for term in layout.at("within")):
+    for term in terms:
         by = tuple(name for name in term.group.by if name != formula.clients)
         names, matrix = group_names(rows.own, by, rows.client), term.evaluate(ready, rows.client)
         _, codes = np.unique(names, return_inverse=True)

@@ -303,8 +303,7 @@ def _stays(node: Node, kind: str, of_own_rows: bool, policy: Policy) -> str:
 
 
 def _introduction(inquiry: Inquiry) -> Iterator[Reply]:
-    content = inquiry.source.introduction.encode()
-    yield Reply([], lambda: Release(content, what="introduction"))
+    yield Reply([], lambda: Release(inquiry.source.introduction.encode(), what="introduction"))
 
 
 def _start(inquiry: Inquiry) -> Iterator[Reply]:
