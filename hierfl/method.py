@@ -110,6 +110,8 @@ class Phase:
         eager: inductor does not lower the step: `compile=True` leaves the method eager, and says so.
         turns: how often a step goes through its rows: its inner steps times its draws or points. A
             node's policy bounds these passes.
+        alone: rows on which a step's result may rest: of a part of its mini-batch, or infinite if it
+            adds up what all of them give. Default None: those of the smallest mini-batch.
 
     Raises:
         TypeError: `count`, `batch_size` or `turns` is not an integer.
@@ -126,6 +128,7 @@ class Phase:
     together: bool = False
     eager: bool = False
     turns: int = 1
+    alone: float | None = None
 
     def __post_init__(self) -> None:
         expect(unit=(self.unit, ("step", "epoch")))
@@ -139,12 +142,18 @@ class Phase:
         by_epoch = self.unit == "epoch" and self.batch_size is not None
         return self.turns * self.count * (-(-rows // (self.batch_size or rows)) if by_epoch else 1)
 
-    def rows_of(self, rows: int) -> int:
-        """Return how many of a client's rows a round of the phase goes through at least, or all where it reads none."""
+    def rows_of(self, rows: int) -> tuple[int, int]:
+        """Return how many of a client's rows a step uses at least, and a round of the phase together.
+
+        All where it reads none. A later step may undo what earlier ones did, as a strong pull does.
+        """
         rows = rows if self.rows == "all" else max(1, rows // 2)
-        if not (self.scores_rows and self.count) or self.batch_size is None or self.unit == "epoch":
-            return rows
-        return min(rows, self.count * self.batch_size)
+        if not (self.scores_rows and self.count) or self.batch_size is None:
+            return rows, rows
+        by_epoch, size = self.unit == "epoch", min(self.batch_size, rows)
+        smallest = (rows % size or size) if by_epoch else size
+        together = rows if by_epoch else min(rows, self.count * size)
+        return int(min(rows, self.alone or smallest)), together
 
 
 def _never(state: Tree) -> bool:
@@ -207,6 +216,12 @@ class Client:
 
     def __repr__(self) -> str:
         return f"Client(own {sizes(self.own)}; {len(self.phases)} phases)"
+
+    def rows_of(self, rows: int) -> tuple[int, int]:
+        """Return how many of its rows a client's steps use at least, and the phases together."""
+        held = [phase.rows_of(rows) for phase in self.phases] or [(rows, rows)]
+        alone, together = map(min, zip(*held, strict=True))
+        return alone, together
 
     def mail_in(self, own: Tree) -> Tree:
         """Return the part of the client state that the server writes."""

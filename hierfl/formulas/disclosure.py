@@ -232,7 +232,8 @@ def scores_of_few(
 ) -> tuple[set[str], Floats]:
     """Return the scores that would tell of few rows, beside the rows' fields, (n, ...), and earlier scores.
 
-    Also returns the columns of the other scores, (n, p). No outcome decides which they are.
+    Also returns the columns of the other scores, (n, p). No outcome decides which they are. Where one of
+    0 and 1 is multiplied by a few times the others' spread, it is known, however many these are.
     """
     none = np.zeros((len(next(iter(scores.values()))), 0))
     known = none
@@ -242,11 +243,20 @@ def scores_of_few(
     few, new = set[str](), [none]
     for name, columns in scores.items():
         alone = any(len(isolated(of[:, None], least)) for of in columns.T)
+        if "rmse" not in scores:  # outcomes of 0 and 1
+            alone |= any(_rests_on(of) < min(least, len(of) / 4) for of in columns.T)
         if alone or tells_of_few(np.hstack([known, *earlier, *new, columns]), least):
             few.add(name)
         else:
             new.append(columns)
     return few, np.hstack(new)
+
+
+def _rests_on(column: Floats) -> float:
+    """Return (sum c^2)^2 / sum c^4 of a column's distances c from its mean, (n,): equal ones count all."""
+    away = column - column.mean()
+    squares = (away / (np.abs(away).max() or 1.0)) ** 2
+    return float(squares.sum() ** 2 / np.square(squares).sum()) if squares.any() else float("inf")
 
 
 def _summed(field: Any, least: int) -> Iterator[Floats]:

@@ -285,6 +285,34 @@ def _of_bars(
                 yield part, f"{part} of {term.site}{suffix}", (names == name) * values
 
 
+def groups_of_few(formula: Any, frames: Any, least: int) -> str:
+    """Return why a client may not send the sums of each of its own groups; "": enough rows are of each.
+
+    In a group, no combination of its columns may be of fewer than `least` rows either.
+    """
+    terms = [term for layout in formula.layouts for term in layout.at("within")]
+    if not terms or formula.agreed.min_count < 2:  # a schema may name levels of single rows
+        return ""
+    rows = ReadRows.of(formula, frames, least)
+    ready = prepared(rows.own, formula.agreed.columns, rows.client)
+    if formula.declared.imputed:
+        ready, _ = filled(formula.declared.imputed, ready)
+    for term in terms:
+        by = tuple(name for name in term.group.by if name != formula.clients)
+        names, matrix = group_names(rows.own, by, rows.client), term.evaluate(ready, rows.client)
+        _, codes = np.unique(names, return_inverse=True)
+        ends = np.bincount(codes).cumsum()[:-1]
+        for own in np.split(matrix[np.argsort(codes, kind="stable")], ends):
+            differs = np.ptp(own, axis=0).any()
+            if len(own) < least or (differs and len(isolated(own, least, EXACT))):
+                return (
+                    f"the method sends sums of each group of '{term.group.name}', and fewer than {least} "
+                    "rows determine some (min_count): fit with disclose='sums', merge groups, or let the "
+                    "node's owner lower min_count"
+                )
+    return ""
+
+
 def _check_pairs(columns: Mapping[str, Floats], least: int) -> None:
     """Refuse two columns of two values that fewer than `least` rows have together: X'X and X'y count them."""
     is_high = {name: of == of.max() for name, of in columns.items() if len(np.unique(of)) == 2}

@@ -215,7 +215,7 @@ def pfedbred(
             state(mine, mine, torch.zeros(())),
             lambda message, own: state(local(message), local(message), own.seen),
             start=start,
-            phases=(Phase(move, steps, batch_size=rows, turns=inner_steps),),
+            phases=(Phase(move, steps, batch_size=rows, turns=inner_steps, alone=batch_size),),
             finish=finish,
             params=lambda message, own: {**message, **own.v},
         )

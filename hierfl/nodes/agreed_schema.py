@@ -48,7 +48,7 @@ def _disclosure(inquiry: Inquiry) -> Iterator[Refused]:
     if counts and min(counts) < least:
         yield Forbidden(
             f"the node's policy names no level of fewer than {least} rows (min_count), and the server "
-            f"asks for those of {min(counts)}"
+            f"asks for those of {min(counts)}: min_count = {min(counts)} would allow it"
         )
     if "by" in own:
         groupings = {*declared.groupings, *(group.by for group in declared.structured)}

@@ -137,8 +137,7 @@ def _replied(kind: Kind, inquiry: Inquiry, entry: Entry) -> bytes:
 
 def _read(asks: str, content: bytes) -> tuple[Kind, Any, Message]:
     """Return the kind of a request, the request as its type, and all of it; refuse any other."""
-    tensors = asks == ROUND
-    message = from_bytes(content) if tensors else Message(None, read_json(content))
+    message = from_bytes(content) if asks == ROUND else Message(None, read_json(content))
     if not isinstance(message.about, dict):
         raise Refused("it is not a request of a node: it is not a JSON object")
     about = {"kind": asks, **message.about}

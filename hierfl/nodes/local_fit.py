@@ -149,8 +149,7 @@ def _of_rows(
     if question.kind == "scores":
         scores = predicted.scores()
         _write(node, question, name, scores.to_csv().encode())
-        line = {str(name): float(value) for name, value in scores.iloc[0].items()}
-        numbers = {name: torch.tensor(of, dtype=torch.float64) for name, of in line.items()}
+        numbers = {str(n): torch.tensor(v, dtype=torch.float64) for n, v in scores.iloc[0].items()}
         return numbers, None if fields else predicted
     columns = {of: getattr(predicted, of) for of in ("mean", "sd", "label", "log_score")}
     _write(node, question, name, table_of_rows(columns).to_csv(index=False).encode())

@@ -133,8 +133,12 @@ def node(
         reads = sorted((program.reads.model | program.reads.guide) & rows.fields.keys())
         behind = rows_of_data(rows, reads or list(rows.fields), key)
         if frames is not None:
-            from hierfl.formulas.read_rows import ReadRows  # pandas
+            from hierfl.formulas.own_rows import groups_of_few  # pandas
+            from hierfl.formulas.read_rows import ReadRows
 
+            why = groups_of_few(method.model, frames, allowed.min_count)
+            if why and method.discloses == "summaries":
+                raise Forbidden(why)
             behind = rows_of_formula(ReadRows.of(method.model, frames), key, exact=True)
         made = Node(method, federation, run, root, Path(policy or root / FILE), behind)
         if allowed.approve == "ask":
@@ -299,8 +303,7 @@ def _stays(node: Node, kind: str, of_own_rows: bool, policy: Policy) -> str:
 
 
 def _introduction(inquiry: Inquiry) -> Iterator[Reply]:
-    content = inquiry.source.introduction.encode()
-    yield Reply([], lambda: Release(content, what="introduction"))
+    yield Reply([], lambda: Release(inquiry.source.introduction.encode(), what="introduction"))
 
 
 def _start(inquiry: Inquiry) -> Iterator[Reply]:

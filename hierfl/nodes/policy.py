@@ -117,17 +117,17 @@ class Policy:
     def check_client(self, client: Client, rows: int) -> None:
         """Refuse steps that could single rows out, by few rows in a round or no row noise, and too many of them."""
         steps, why = sum(phase.passes(rows) for phase in client.phases), ""
-        least = min((phase.rows_of(rows) for phase in client.phases), default=rows)
+        alone, together = client.rows_of(rows)
         if steps > self.steps_a_round:
             why = self._too_many(f"a round has {steps:,} local steps", steps)
-        elif least < (fewest := max(self.min_rows, min(self.min_count, rows))):
-            allowed = f"the node's policy asks for {fewest} or more (min_rows, min_count)"
-            why = f"the mini-batches of a round hold {least} rows, and {allowed}"
+        elif together < self.min_rows:
+            why = f"a round's mini-batches hold {together} rows, not {self.min_rows} or more (min_rows)"
+        elif alone < (least := min(self.min_count, rows)):
+            what = f"a mini-batch holds {alone} of the client's {rows} rows"
+            why = f"{what}, not {least} or more (min_count): change batch_size"
         elif self.budget is not None and client.row_noise is None:
-            why = (
-                "the rows have a budget of epsilon, and the method adds no noise to rows: use "
-                "two_stage(model, row_noise=...)"
-            )
+            what = "the rows have a budget of epsilon, and the method adds no noise to rows"
+            why = f"{what}: use two_stage(model, row_noise=...)"
         if why:
             raise Forbidden(why)
 

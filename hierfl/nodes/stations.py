@@ -226,8 +226,7 @@ def station(
 
 def said(error: Exception, folder: Path | None) -> str:
     """Return what may leave a node of an error, which its log has whole; without a folder it has none."""
-    safe = isinstance(error, Refused | NodeFailed | TooMuch)
-    text = str(error) if safe else log.may_tell(error)
+    text = str(error) if isinstance(error, Refused | NodeFailed | TooMuch) else log.may_tell(error)
     if folder is not None and not getattr(error, "logged", False):
         with suppress(Exception):
             private_folder(folder)

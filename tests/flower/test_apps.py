@@ -35,7 +35,7 @@ def rows() -> ClientData:
 
 
 def method() -> Any:
-    return methods.apfl(_shared(), optimizer=SGD(0.05), steps=3, batch_size=2)
+    return methods.apfl(_shared(), optimizer=SGD(0.05), steps=3, batch_size=5)
 
 
 class Grid:

@@ -85,7 +85,7 @@ def run(
 
 
 def apfl() -> Method:
-    return methods.apfl(_shared(), optimizer=SGD(0.05), steps=3, batch_size=2)
+    return methods.apfl(_shared(), optimizer=SGD(0.05), steps=3, batch_size=5)
 
 
 def ways() -> dict[str, Method]:
@@ -121,7 +121,7 @@ def test_no_update_is_in_what_nodes_send(tmp_path: Path) -> None:
 
 
 def test_a_lost_node_is_named_and_the_sum_is_that_of_the_others(tmp_path: Path) -> None:
-    method = methods.fedavg(_shared(), optimizer=SGD(0.05), steps=3, batch_size=2)
+    method = methods.fedavg(_shared(), optimizer=SGD(0.05), steps=3, batch_size=5)
     fitted, _ = run(method, tmp_path, gone=[12], rounds=1)
     others = rows().select(["east", "south", "west"])
     here = fit(method, others, rounds=1)
@@ -165,7 +165,7 @@ def test_a_server_learns_nothing_of_the_last_node_that_is_left(tmp_path: Path) -
 
 def test_a_server_that_is_all_other_nodes_learns_the_update(tmp_path: Path) -> None:
     """What secure aggregation does not prevent: the sum less what the others sent is the last one's."""
-    method = methods.fedavg(_shared(), optimizer=SGD(0.05), steps=3, batch_size=2)
+    method = methods.fedavg(_shared(), optimizer=SGD(0.05), steps=3, batch_size=5)
     fitted, _ = run(method, tmp_path, rounds=1)
     alone, _ = run(method, tmp_path / "others", gone=[12], rounds=1)
     north = fit(method, rows().select(["north"]), rounds=1)

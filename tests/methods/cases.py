@@ -184,7 +184,7 @@ GAUSSIAN = {"precision": (2, 2), "shift": (2,), "height": (), **ROWS_OF_NORMAL}
 
 SMALL: dict[str, Any] = {"optimizer": SGD(0.05), "batch_size": 2}
 THREE, PAIR = {**SMALL, "steps": 3}, {**SMALL, "steps": 2}
-BY_STEP, STEPS = {"steps": 3, "batch_size": 2}, {"steps": 4, "batch_size": 2}
+BY_STEP = {"steps": 3, "batch_size": 2}
 LAST: dict[str, Any] = {"head": "theta.2", "batch_size": 2}
 ABML: dict[str, Any] = {"optimizer": SGD(0.02), "draws": 2, "steps": 1, "batch_size": 4}
 BRED: dict[str, Any] = {"prox": 2.0, "steps": 3, "batch_size": 2}
@@ -209,10 +209,13 @@ headed = partial(models.HeadedNetwork, head="2", y="ill")
 remembering = partial(models.MemoryNetwork, features="2", memory=4, y="ill")
 
 CASES: dict[str, Case] = {
-    "apfl": Case(of(methods.apfl, shared, **STEPS, optimizer=SGD(0.05, 0.5), adaptive=True), MODEL),
+    "apfl": Case(
+        of(methods.apfl, shared, steps=4, batch_size=5, optimizer=SGD(0.05, 0.5), adaptive=True),
+        MODEL,
+    ),
     "bfi": Case(of(methods.bfi, logistic, steps=1), FACTOR),
     "clustered_fl": Case(
-        of(methods.clustered_fl, shared, **NONE, optimizer=SGD(0.05, 0.9), batch_size=2),
+        of(methods.clustered_fl, shared, **NONE, optimizer=SGD(0.05, 0.9), batch_size=None),
         sent(away={**THETA, "rows": ()}),
     ),
     "ditto": Case(_ditto, MODEL),

@@ -50,12 +50,17 @@ def lone(method: Method, part: ClientData, folder: Path, **options: Any) -> Node
     return node(method, part, Agreement.between([Introduction.of(part)]), folder, **options)
 
 
-def machines(method: Method, data: ClientData, folder: Path, *, seed: int = 0) -> Machines:
-    """Start a node for each client; what they tell of themselves has been through JSON."""
+def machines(
+    method: Method, data: ClientData, folder: Path, *, seed: int = 0, policy: str = ""
+) -> Machines:
+    """Start a node for each client, under a policy; what they tell of themselves has been through JSON."""
     parts = {name: data.select([name]) for name in data.names}
     told = [json.loads(json.dumps(asdict(Introduction.of(part)))) for part in parts.values()]
     agreement = Agreement.between([read_typed(Introduction, one, "introduction") for one in told])
     read = read_typed(Agreement, json.dumps(asdict(agreement)).encode(), "agreement")
+    for k in range(len(parts) if policy else 0):
+        (folder / str(k)).mkdir(parents=True)
+        (folder / str(k) / "policy.toml").write_text(policy)
     nodes = {
         name: node(method, part, read, folder / str(k), seed=seed)
         for k, (name, part) in enumerate(parts.items())

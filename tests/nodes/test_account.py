@@ -20,8 +20,10 @@ from hierfl.nodes.client_state import Node
 from hierfl.nodes.messages import NodeFailed, Refused, from_bytes, to_bytes
 from hierfl.nodes.node import answer, introduce, node
 from hierfl.nodes.policy import Forbidden
+from hierfl.optimizers import SGD
 from hierfl.summaries.row_noise import RowNoise
 from tests.formulas.frames import patients
+from tests.methods.cases import common
 from tests.nodes.one_process import lone, rows
 from tests.nodes.test_agreed_schema import made
 from tests.nodes.test_faults import plain
@@ -195,13 +197,55 @@ def test_rounds_are_plain_small_integers(about: dict[str, Any], tmp_path: Path) 
 
 
 def test_small_mini_batches_are_refused(tmp_path: Path) -> None:
-    few, one_row = "min_count = 1\nmin_rows = 3", r"a round hold 1 rows, .* 3 or more \(min_rows"
-    for k, (policy, why) in enumerate((("", one_row), ("min_count = 1", ""), (few, "3 or more"))):
+    whole, alone = "mini-batches hold 1 rows, not 3 or more", "holds 1 of the client's 3 rows"
+    few = "min_count = 1\nmin_rows = 3"
+    for k, (policy, why) in enumerate((("", alone), ("min_count = 1", ""), (few, whole))):
         (tmp_path / str(k)).mkdir()
         (tmp_path / str(k) / "policy.toml").write_text(policy)
         method = methods.fedsvi(regression, batch_size=1)
         with pytest.raises(Forbidden, match=why) if why else nullcontext():
             ask(lone(method, rows().select(["south"]), tmp_path / str(k)), 0)
+
+
+def line() -> Any:
+    likelihood = hierfl.models.likelihood.normal(1.0)
+    return hierfl.models.network(torch.nn.Linear(2, 1), likelihood=likelihood)
+
+
+PULL, MOMENTUM = SGD(0.01), SGD(1e-40, momentum=1e9)
+FORGETFUL: dict[str, dict[str, Any]] = {  # all steps but one
+    "pull": {"optimizer": PULL, "prox": 100.0, "steps": 20, "batch_size": 1},
+    "epoch": {"optimizer": PULL, "prox": 100.0, "steps": 1, "unit": "epoch", "batch_size": 4},
+    "momentum": {"optimizer": MOMENTUM, "steps": 5, "batch_size": 1},
+}
+
+
+@pytest.mark.parametrize("name", FORGETFUL)
+def test_no_mini_batch_of_few_rows_makes_an_update(name: str, tmp_path: Path) -> None:
+    part, method = federation((9, 8)).select(["north"]), methods.fedavg(line(), **FORGETFUL[name])
+    (tmp_path / "policy.toml").write_text("min_count = 1")
+    allowed = lone(method, part, tmp_path)
+    before = allowed.federation.server.state
+    weights, rows_of = from_bytes(ask(allowed, 0)).tree["theta"]
+    move = [(weights[name][0] / rows_of - of).flatten() for name, of in sorted(before.items())]
+    bias, slope = sorted(move, key=len)
+    away = (part.fields["x"] - slope / bias).abs().amax(1).min()
+    assert away < 1e-4  # the gradient is that of one row, which it tells
+    (tmp_path / "policy.toml").unlink()
+    (tmp_path / "has-policy").unlink()
+    with pytest.raises(
+        Forbidden, match=r"a mini-batch holds 1 of the client's 9 rows, not 5 .*batch_size"
+    ):
+        lone(method, part, tmp_path)
+
+
+@pytest.mark.parametrize("batch_size", [2, 4])
+def test_a_part_of_a_mini_batch_is_of_enough_rows_too(batch_size: int, tmp_path: Path) -> None:
+    part = federation((30, 8)).select(["north"])
+    method = methods.per_fedavg(line(), batch_size=batch_size)  # of three parts
+    with pytest.raises(Forbidden, match=f"holds {batch_size} of the client's 30 rows"):
+        lone(method, part, tmp_path)
+    lone(methods.fola(common(), batch_size=None, fisher_rows=1), part, tmp_path)  # adds them up
 
 
 def test_nothing_leaves_before_it_is_approved(tmp_path: Path) -> None:

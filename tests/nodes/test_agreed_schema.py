@@ -134,7 +134,8 @@ def test_questions_that_a_node_refuses(tmp_path: Path) -> None:
         return answer_schema(made(), {name: frame} if rows is None else rows, tmp_path, content)
 
     with pytest.raises(
-        Forbidden, match=r"fewer than 6 rows .min_count., and the server asks for those of 5"
+        Forbidden,
+        match=r"fewer than 6 rows .min_count., and the server asks for those of 5: min_count = 5 would",
     ):
         ask(Question("columns", 5))
     with pytest.raises(Forbidden, match="fewer than 6 rows"):

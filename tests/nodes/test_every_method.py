@@ -56,9 +56,7 @@ def test_nodes_give_the_numbers_of_the_vectorized_engine(name: str, tmp_path: Pa
     data = federation((5, 3, 7, 1))
     method, data = EACH[name](), data.select(sorted(data.names))  # as nodes are
     size = cohort(method, 3)
-    around = machines(method, data, tmp_path, seed=4)
-    for node in around.nodes.values():
-        node.policy.write_text("min_count = 1")  # of mini-batches too
+    around = machines(method, data, tmp_path, seed=4, policy="min_count = 1")  # of mini-batches too
     over = fit_nodes(
         method,
         around.agreement,
@@ -107,9 +105,7 @@ def test_answers_summed_as_they_come_in_give_the_same_numbers(
     monkeypatch.setattr("hierfl.nodes.run.counted", counting)
     for most in (1 << 20, 2):
         monkeypatch.setattr("hierfl.nodes.run.AT_ONCE", most)
-        around = machines(method, data, tmp_path / str(most), seed=4)
-        for node in around.nodes.values():
-            node.policy.write_text("min_count = 1")
+        around = machines(method, data, tmp_path / str(most), seed=4, policy="min_count = 1")
 
         def ask(contents: Mapping[str, bytes], around: Machines = around) -> Iterable[Answer]:
             yield from around.ask({client: contents[client] for client in sorted(contents)[::-1]})

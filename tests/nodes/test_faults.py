@@ -29,11 +29,11 @@ Asked = Callable[[Mapping[str, bytes]], Iterable[Answer]]
 
 
 def plain() -> Any:
-    return methods.fedavg(_shared(), optimizer=SGD(0.05), steps=3, batch_size=2)
+    return methods.fedavg(_shared(), optimizer=SGD(0.05), steps=3, batch_size=5)
 
 
 def stateful() -> Any:
-    return methods.local_only(_shared(), optimizer=SGD(0.05), steps=3, batch_size=2)
+    return methods.local_only(_shared(), optimizer=SGD(0.05), steps=3, batch_size=5)
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 
 def test_a_node_that_fails_keeps_its_state(tmp_path: Path) -> None:
-    wild = methods.local_only(_shared(), optimizer=SGD(1e200), steps=3, batch_size=2)
+    wild = methods.local_only(_shared(), optimizer=SGD(1e200), steps=3, batch_size=5)
     around = machines(wild, rows(), tmp_path)
     with pytest.raises(TooFewNodes, match="client 'east'") as error:
         fit_nodes(wild, around.agreement, around.ask, rounds=1)

@@ -20,7 +20,12 @@ from hierfl.cli.officer_page import entries
 from hierfl.data.consistency import RowsFault
 from hierfl.data.row_differences import codes_of_values
 from hierfl.formulas.disclosure import coarse, isolated, singled_out, tells_of_few
-from hierfl.formulas.own_rows import check_design, check_together, kept_columns
+from hierfl.formulas.own_rows import (
+    check_design,
+    check_together,
+    groups_of_few,
+    kept_columns,
+)
 from hierfl.formulas.questions import Question
 from hierfl.formulas.read_rows import ReadRows
 from hierfl.formulas.schema import STATEFUL, Implausible, Stateful
@@ -309,6 +314,33 @@ def test_an_outcome_of_few_rows_is_not_moved(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="'north' is left out: the column 'hiv' singles out"):
         fit = hierfl.nodes.fit(formula("hiv ~ age", "bernoulli"), nodes, rounds=1)
     assert fit.clients == ("south", "west")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("few", [1, 5])
+def test_no_sums_of_a_group_of_few_rows_leave(few: int, tmp_path: Path) -> None:
+    """A factor has X'X and X'y of each group within a client: those of one row are its values."""
+    of = {k: rows(i) for i, k in enumerate(("north", "south", "west"))}
+    of["north"].loc[: few - 1, "ward"] = "attic"
+    made = formula("y ~ age + (1 | hospital:ward)")
+    why = r"'north' is left out: .* sums of each group of 'hospital:ward', .* disclose='sums'"
+    with pytest.warns(UserWarning, match=why) if few < 5 else nullcontext():
+        fit = hierfl.nodes.fit(made, in_process(of, tmp_path))
+    assert fit.history["clients"].tolist() == [2 if few < 5 else 3]
+    nodes = in_process(of, tmp_path / "sums")  # over all rows
+    fit = hierfl.nodes.fit(made, nodes, rounds=1, disclose="sums")
+    assert fit.history["clients"].tolist() == [3]
+
+
+def test_no_sums_of_a_group_are_of_few_rows_by_its_columns() -> None:
+    own = rows(0).assign(late=np.arange(N) % 2)
+    made = formula("y ~ age + (1 + late | hospital:ward)")
+    for few in (0, 3, 5):
+        attic = np.flatnonzero(own["ward"] == "u")
+        own.loc[attic, "late"] = (np.arange(len(attic)) < few).astype(int)
+        ready = made.on({"north": own, "south": rows(1).assign(late=np.arange(N) % 2)})
+        ready = replace(ready, schema=replace(ready.agreed, min_count=5))
+        assert bool(groups_of_few(ready, {"north": own}, 5)) == (few == 3)
 
 
 COMBINED = {

@@ -32,7 +32,7 @@ FEW = ("fedsvi", "fedfomo", "batch_normed")
 OWN: dict[str, Any] = {
     **EACH,
     "batch_normed": lambda: methods.batch_normed(
-        methods.fedavg(normed_network(), optimizer=SGD(0.1), steps=3, batch_size=3)
+        methods.fedavg(normed_network(), optimizer=SGD(0.1), steps=3, batch_size=5)
     ),
 }
 
@@ -40,9 +40,7 @@ OWN: dict[str, Any] = {
 def pair(method: Method, folder: Path, policy: str = ALL) -> tuple[FitOverNodes, Fit, Machines]:
     """Fit over nodes and here; every node has the policy."""
     data = rows()
-    around = machines(method, data, folder, seed=4)
-    for node in around.nodes.values():
-        node.policy.write_text(policy)
+    around = machines(method, data, folder, seed=4, policy=policy)
     cohort = None if method.everyone else 3
     over = fit_nodes(method, around.agreement, around.ask, rounds=3, seed=4, cohort=cohort)
     return over, fit(method, data, rounds=3, seed=4, cohort=cohort), around
@@ -166,7 +164,7 @@ def test_sites_of_single_numbers_are_summarized(tmp_path: Path) -> None:
 
 
 def stateful() -> Method:
-    return methods.apfl(_shared(), optimizer=SGD(0.05), steps=3, batch_size=2)
+    return methods.apfl(_shared(), optimizer=SGD(0.05), steps=3, batch_size=5)
 
 
 @pytest.mark.slow("2")

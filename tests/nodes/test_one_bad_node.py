@@ -160,7 +160,7 @@ def test_without_a_majority_nobody_is_left_out() -> None:
 def test_a_rehearsal_goes_on_without_a_node_whose_policy_forbids_it(tmp_path: Path) -> None:
     (tmp_path / "north").mkdir()
     (tmp_path / "north" / "policy.toml").write_text('methods = ["pvi"]')
-    method = methods.fedavg(shared(), optimizer=SGD(0.05), steps=3, batch_size=2)
+    method = methods.fedavg(shared(), optimizer=SGD(0.05), steps=3, batch_size=5)
     with pytest.warns(UserWarning, match=r"client 'north' is left out: .* does not allow method"):
         fit = hierfl.nodes.fit(method, in_process(rows(), tmp_path), rounds=2)
     assert fit.clients == ("east", "south", "west")

@@ -15,7 +15,7 @@ import hierfl
 from hierfl import methods
 from hierfl.cli.officer_page import entries
 from hierfl.core.trees import tree_map
-from hierfl.formulas.disclosure import scores_of_few
+from hierfl.formulas.disclosure import columns_of_scores, scores_of_few
 from hierfl.nodes import Answer, FitOverNodes, in_process
 from hierfl.nodes.messages import Ask, RoundRequest, StateRequest, from_bytes, to_bytes
 from hierfl.nodes.run import fit_nodes
@@ -27,7 +27,7 @@ from tests.programs import federation, regression
 
 ASKED = {"predictions": "predict", "scores": "scores", "summaries": "local_summary"}
 MODELS: dict[str, Any] = {
-    "fedavg": lambda: methods.fedavg(shared(), optimizer=SGD(0.05), steps=3, batch_size=2),
+    "fedavg": lambda: methods.fedavg(shared(), optimizer=SGD(0.05), steps=3, batch_size=5),
     "fedsvi": lambda: methods.fedsvi(regression),
     "two_stage": lambda: methods.two_stage(hierfl.models.regression("gaussian", centered=True)),
 }
@@ -205,7 +205,8 @@ def test_groups_of_few_rows_are_hidden(tmp_path: Path) -> None:
     text = "y ~ 1 + (1 | site) + (1 | site:ward)"
     policy = 'may_leave = ["summaries", "draws", "predictions", "scores"]\n'
     nodes = in_process(parts, letting(tmp_path, parts, policy))
-    fit = hierfl.nodes.fit(hierfl.formula(text, clients="site"), nodes)
+    made = hierfl.formula(text, clients="site")
+    fit = hierfl.nodes.fit(made, nodes, rounds=2, disclose="sums")
     table = fit.local_summary(50).table.set_index(["client", "site"])["mean"]
     hidden = table[table.isna()].index.tolist()
     assert hidden == [("a", "site:ward[2]")] and len(table) == 12
@@ -263,6 +264,22 @@ def test_no_score_tells_of_few_outcomes_beside_those_of_a_group() -> None:
         for name, rows in chosen.items()
     }
     assert few == {"ward": False, "but one": True, "half": False}
+
+
+@pytest.mark.parametrize(("times", "hidden"), [(1.0, False), (10.0, True)])
+def test_no_score_tells_one_outcome_from_the_sum_of_many(times: float, hidden: bool) -> None:
+    """Log odds of one row, beside those of 59: large ones tell its outcome, whatever the others are."""
+    rng, right = np.random.default_rng(0), 0
+    for _ in range(100):
+        odds, y = rng.normal(size=60), rng.integers(0, 2, 60)
+        odds[0] = 2.0 * times
+        p = 1.0 / (1.0 + np.exp(-odds))
+        columns = columns_of_scores("binary", p[:, None], None, None)
+        few = scores_of_few(columns, [], [], 5)[0]
+        assert ("log_score" in few) == hidden
+        rest = odds[1:].sum() / 2.0
+        right += int((odds @ y > rest + times) == bool(y[0]))
+    assert (right > 95) == hidden
 
 
 def test_no_score_tells_of_few_outcomes(tmp_path: Path) -> None:

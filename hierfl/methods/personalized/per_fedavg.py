@@ -104,7 +104,7 @@ def per_fedavg(
             return descent.stepped(work, gradient, value)
 
         together = None if batch_size is None else BATCHES[meta] * batch_size
-        phase = Phase(move, steps, batch_size=together, nested=meta == "full")
+        phase = Phase(move, steps, batch_size=together, nested=meta == "full", alone=batch_size)
         descent = Descent(optimizer, steps, "step", together)
         return averaging_client(descent, phase, adapt=())
 

@@ -17,6 +17,7 @@ mini-batch of b rows, which is b times too small; here mini-batches of `fisher_r
 squared and multiplied by b, and one row is exact. The prior is divided among the clients.
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -123,7 +124,7 @@ def fola(
         return Client(
             own={},
             start=start,
-            phases=(descent.phase(loss), Phase(square, 1, "epoch", fisher_rows)),
+            phases=(descent.phase(loss), Phase(square, 1, "epoch", fisher_rows, alone=math.inf)),
             finish=finish,
             params=sites.served,
             adapt=(),
