@@ -270,6 +270,7 @@ def positive(curvature: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
     scaled = _scaled(curvature, root)
     floor = 1e-12 * scaled.diagonal(dim1=1, dim2=2).abs().amax(1) + NOTHING
     fine = torch.linalg.cholesky_ex(scaled + floor[:, None, None] * torch.eye(size)).info == 0
+    fine |= ~scaled.isfinite().all(1).all(1)  # which have no eigenvalues
     if bool(fine.all()):
         return curvature, none
     values, vectors = torch.linalg.eigh(scaled[~fine])

@@ -86,6 +86,15 @@ def test_other_responses_over_nodes(tmp_path: Path, text: str) -> None:
     assert_close(over.message, here.message)
 
 
+@pytest.mark.filterwarnings("ignore:k-hat", "ignore:the rounds ended")  # of two rounds
+def test_made_up_rows_need_no_curvature(tmp_path: Path) -> None:
+    """The server reads shapes alone off rows of zeros, where a Gamma's density has no derivative."""
+    parts = {k: part.assign(y=np.exp(0.3 * part["y"])) for k, part in frames().items()}
+    formula = hierfl.formula("y ~ scale(age) + (1 | site)", "gamma", clients="site")
+    over = hierfl.nodes.fit(formula, in_process(parts, tmp_path), rounds=2)
+    assert (over.chosen or "").startswith("two_stage") and len(over.history) == 2
+
+
 @pytest.mark.filterwarnings("ignore:k-hat")  # of two rounds
 def test_a_fit_over_nodes_is_the_fit_of_the_frames(tmp_path: Path) -> None:
     parts, text = frames(), "y ~ scale(age) + sex + (1 | site)"
