@@ -7,6 +7,9 @@ import pandas as pd
 import pytest
 
 import hierfl
+from hierfl.formulas.answers import OfColumn
+from hierfl.formulas.odd_answers import odd_answers
+from hierfl.formulas.questions import Question
 from tests.formulas.small import BASE, fields, on, refused
 
 K = BASE.assign(k=np.tile([1, 2, 10], 20))
@@ -190,6 +193,11 @@ def test_numbers_that_pandas_wrote_beside_missing_values_are_the_same() -> None:
     frame = BASE.assign(sex=pd.Categorical(codes), ward=codes)
     refused(lambda: on("y ~ sex", frame=frame), "'sex'", "'1' and '1.0'", "case, spaces, .0")
     refused(lambda: on("y ~ x + (1 | ward)", frame=frame), "'ward'", "'1' and '1.0'")
+    answers = {
+        name: {"sex": OfColumn("category", "", None, dict.fromkeys(levels, 20))}
+        for name, levels in {"a": "12", "b": "12", "c": ("1.0", "2.0")}.items()
+    }
+    assert [*odd_answers(Question("columns", 5), answers)] == ["c"]  # a node that is left out
     codes[codes == "1.0"] = "1.5"
     assert on("y ~ sex", frame=BASE.assign(sex=pd.Categorical(codes))).agreed.columns["sex"].levels
 
