@@ -1,5 +1,6 @@
 """Checks that names, fields and columns are as `ClientData` needs them, and fit together."""
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ OF_A_BATCH = frozenset(
     "client_fields clients counts data fields is_mini_batch joint_normal key mask mean num_clients "
     "num_rows own_keys packed plate redrawn root row_scale rows shared_key sum words".split()
 )
+ALIKE = "case, spaces, .0 or Unicode form"
+WHOLE = re.compile(r"-?\d+\.0+")  # a whole number as pandas writes one beside missing values
 
 
 class RowsFault(ValueError):
@@ -59,28 +62,29 @@ def _faults_of_names(names: Sequence[str]) -> Iterator[str]:
             what = f"client {name!r} has a control character or an incomplete character in its name"
             yield f"{what}: rename it"
     if similar := look_alike(names):
-        what = f"clients {similar[0]!r} and {similar[1]!r} differ only in case, spaces"
-        yield f"{what} or Unicode form: make them one client, or rename one"
+        what = f"clients {similar[0]!r} and {similar[1]!r} differ only in {ALIKE}"
+        yield f"{what}: make them one client, or rename one"
     if not all(map(str.strip, names)):
         yield "a client has an empty name: name it, or leave its rows out"
 
 
 def plain_form(name: str) -> str:
-    """Return what a name shares with others that look like it: case, blanks and Unicode form set aside.
+    """Return what a name shares with others that look like it: case, blanks, ".0" and Unicode form set aside.
 
-    >>> plain_form(" St. Mary") == plain_form("ST.  MARY")
-    True
+    >>> plain_form(" St. Mary") == plain_form("ST.  MARY"), plain_form("1") == plain_form("1.0")
+    (True, True)
     """
     visible = "".join(c for c in name if unicodedata.category(c) != "Cf")
     folded = unicodedata.normalize("NFKD", visible).casefold()
     dashed = "".join("-" if unicodedata.category(c) == "Pd" else c for c in folded)
-    return " ".join(unicodedata.normalize("NFKC", dashed).split())
+    plain = " ".join(unicodedata.normalize("NFKC", dashed).split())
+    return plain.rstrip("0").rstrip(".") if WHOLE.fullmatch(plain) else plain
 
 
 def look_alike(names: Sequence[str]) -> tuple[str, str] | None:
-    """Return two names that differ only in case, spaces, invisible characters or Unicode form."""
+    """Return two names that differ only in case, spaces, ".0", invisible characters or Unicode form."""
     joined = "".join(names)
-    if joined.isascii() and joined.isprintable():
+    if joined.isascii() and joined.isprintable() and ".0" not in joined:
         plain_text = " " not in joined and joined == joined.lower()
         if plain_text or len({" ".join(n.lower().split()) for n in names}) == len(names):
             return None

@@ -19,7 +19,7 @@ from hierfl.formulas.columns import (
     ordered,
     refuse_similar,
 )
-from hierfl.formulas.declaration import Declaration, grouping_name
+from hierfl.formulas.declaration import SOME, Declaration, grouping_name
 from hierfl.formulas.design import Design, designs_of, every_design_of
 from hierfl.formulas.expressions import column_of
 from hierfl.formulas.imputed import check_known, with_known
@@ -179,13 +179,14 @@ def agree_on_formula(
     schema: Schema, declared: Declaration, ask: Ask, levels: Mapping[str, tuple[str, ...]]
 ) -> Schema:
     """Return a schema of columns with what a formula needs too: groups, constants, design."""
-    groups = {grouping_name(by): _grouping(by, schema, ask, levels) for by in declared.groupings}
+    place = partial(_grouping, declared, schema, ask)
+    groups = {grouping_name(by): place(by, levels) for by in declared.groupings}
     if declared.structured:
         groups |= structures(
             declared,
             schema,
             ask,
-            lambda by, group_levels: _grouping(by, schema, ask, {grouping_name(by): group_levels}),
+            lambda by, group_levels: place(by, {grouping_name(by): group_levels}),
         )
     schema = replace(schema, formula=declared.text, groups=groups)
     # Inner calls come first, so that each has the constants of those inside it.
@@ -196,6 +197,8 @@ def agree_on_formula(
     answers = [*ask(Question("design", schema=schema)).values()]
     margins = _margins(declared, schema, answers)
     _warn_of_own_columns(declared, schema, answers)
+    if len(answers) == schema.rows:
+        _warn_of_single_rows(declared, (schema.clients,))
     responses = [answer.response for answer in answers if answer.response is not None]
     response = Margin(*moments(responses)) if responses else None
     every = margins if response is None else {**margins, declared.parts.response: response}
@@ -263,18 +266,36 @@ def _keeps_prior(
     return any(moments([answer.columns[step] for answer in answers])[1] > 0.0 for step in steps)
 
 
+def _warn_of_single_rows(declared: Declaration, by: tuple[str, ...]) -> None:
+    """Warn of groups of one row each beside a noise scale; without one they are over-dispersion."""
+    groups = (of for of in declared.parts.groups if of.by == by and not of.kind)
+    group = next((of for of in groups if of.terms.has_intercept), None)
+    if "weights" in declared.parts.additions:
+        return  # each is as many rows
+    if group and "sigma" in declared.family.parameters(SOME):
+        what = f"'{group.text}' has one row in each group: its sd and sigma cannot be told apart"
+        warn(f"{what} but by their priors. Leave it out, or group by a column that rows share")
+
+
 def _grouping(
-    by: tuple[str, ...], schema: Schema, ask: Ask, levels: Mapping[str, tuple[str, ...]]
+    declared: Declaration,
+    schema: Schema,
+    ask: Ask,
+    by: tuple[str, ...],
+    levels: Mapping[str, tuple[str, ...]],
 ) -> Grouping:
     """Return how groups lie to the clients; refuse groups whose place cannot be known."""
     least, name = schema.min_count, grouping_name(by)
     answers = ask(Question("groups", least, by=by))
     largest = max(answer.distinct for answer in answers.values())
+    seen = [group for a in answers.values() for group in a.counts]
+    shared = 0 if schema.clients in by else len(seen) - len(set(seen))
+    if sum(answer.distinct for answer in answers.values()) - shared == schema.rows:
+        _warn_of_single_rows(declared, by)
     if schema.clients in by:
         return Grouping("within", most=largest)
     agreed_levels = levels.get(name, ())
     hidden = [client for client, a in answers.items() if a.distinct > len(a.counts)]
-    seen = [group for a in answers.values() for group in a.counts]
     refuse_similar(set(seen), f"the groups of '{name}'")
     level: Level = "above" if largest == 1 else "crossed"
     if not agreed_levels and largest > 1 and not hidden and len(set(seen)) == len(seen):

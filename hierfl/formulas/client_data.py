@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -36,6 +37,7 @@ from hierfl.formulas.expressions import columns_of
 from hierfl.formulas.imputed import fields_of, filled, with_known
 from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
 from hierfl.formulas.levels import warn_of_far_origins, warn_of_far_values, warn_of_identifiers
+from hierfl.formulas.transforms import BeyondKnots
 
 Fields = dict[str, NDArray[Any]]
 # (client, grouping) -> the names of its groups, in the order of their indices; they stay there
@@ -55,7 +57,11 @@ def client_data(
     read = partial(_read, formula, inside, labeled=labeled, asked=asked)
     pieces = list[RowsRead]()
     if isinstance(frames, pd.DataFrame) and not has_label and not declared.imputed:
-        with suppress(KeyError, TypeError, ValueError):  # of which client is found out below
+        with (
+            suppress(KeyError, TypeError, ValueError, BeyondKnots),  # of which client: see below
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("error", BeyondKnots)
             pieces = [read(by_name)]
     if not pieces:
         pieces = [read({client: frame}) for client, frame in by_name.items()]
@@ -196,6 +202,8 @@ def _of_layout(layout: Layout, ready: pd.DataFrame, client: str) -> Fields:
     """Return the columns of a layout's terms, of those with a bar each."""
     fields, common = Fields(), layout.common
     matrix, offset = common.evaluate(ready, client)
+    for design in (common, *(term.design for term in layout.groups)):
+        design.warn_beyond(ready, client)
     if layout.read:
         fields[f"x{layout.suffix}"] = matrix[:, np.isin(common.columns, layout.read)]
     if layout.steps:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hierfl.core.arguments import shown
 from hierfl.core.typed_json import Count, Spread, Value
-from hierfl.data.consistency import RowsFault, check_has, is_frame, look_alike
+from hierfl.data.consistency import ALIKE, RowsFault, check_has, is_frame, look_alike
 from hierfl.data.frames import is_number
 
 
@@ -179,7 +179,8 @@ def holds_numbers(series: Any, kind: Kind | None, name: str, client: str = "") -
 
 def numbers(series: Any) -> NDArray[np.float64]:
     """Return a column of numbers as float64, NaN where it is missing."""
-    values: NDArray[np.float64] = pd.to_numeric(series).to_numpy(dtype=np.float64, na_value=np.nan)
+    known = series.mask(missing_in(series)) if series.dtype.kind == "O" else series
+    values: NDArray[np.float64] = pd.to_numeric(known).to_numpy(dtype=np.float64, na_value=np.nan)
     return values
 
 
@@ -208,12 +209,12 @@ def named(series: Any, name: str, client: str) -> Names:
 
 
 def refuse_similar(names: Collection[str], where: str) -> None:
-    """Refuse names that differ only in case, spaces or Unicode form."""
+    """Refuse names that differ only in how they are written."""
     listed = sorted(names)
     if similar := look_alike(listed):
-        public = f"two values of {where} differ only in case, spaces or Unicode form"
-        what = f"values {similar[0]!r} and {similar[1]!r} of {where} differ only in case, spaces"
-        raise RowsFault(f"{what} or Unicode form: make them the same", public)
+        how = f"of {where} differ only in {ALIKE}"
+        what = f"values {similar[0]!r} and {similar[1]!r} {how}: make them the same"
+        raise RowsFault(what, f"two values {how}")
     if {"True", "False"} & {*names} and {"0", "1"} & {*names}:
         public = f"{where} holds True or False here and 1 or 0 there"
         raise RowsFault(f"{public}: make them the same", public)
@@ -243,14 +244,15 @@ def level_name(value: Any) -> str:
 
 
 def missing_in(series: Any) -> NDArray[np.bool_]:
-    """Return which values of a column are missing, (n,), also by ""; a text such as "nan" is a name."""
+    """Return which values of a column are missing, (n,), also by blanks; a text such as "nan" is a name."""
     kind = series.dtype.kind
     if isinstance(series.dtype, np.dtype) and kind in "biuf":  # at a tenth of pandas's cost
         return np.isnan(series.to_numpy()) if kind == "f" else np.zeros(len(series), dtype=bool)
     # of the array, since a series takes five times as long
     missing: NDArray[np.bool_] = np.array(series.array.isna())
     if kind == "O":
-        missing[~missing] = np.asarray(series.array[~missing] == "", dtype=bool)
+        there = series.array[~missing].tolist()
+        missing[~missing] = [isinstance(v, str) and not v.strip() for v in there]
     return missing
 
 

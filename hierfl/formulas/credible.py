@@ -4,7 +4,6 @@ A client whose lies agree in all its answers tells of other rows, and nothing he
 """
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -174,9 +173,7 @@ class Heard:
             middle = sum(constants.knots) / 2.0
             low = max(low, middle - 0.999 * constants.boundary)
             high = min(high, middle + 0.999 * constants.boundary)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of values far outside of the knots
-            values = constants(factor.callee, text, np.linspace(low, high, PLACES))
+        values = constants(factor.callee, text, np.linspace(low, high, PLACES))
         times = self._largest(by, schema) if isinstance(by, Name) else 1.0
         return float(np.abs(values).max()) * times
 

@@ -29,7 +29,7 @@ from hierfl.formulas.expressions import (
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.signatures import arguments
 from hierfl.formulas.smooths import check_constants, named_smooth
-from hierfl.formulas.transforms import SMOOTHS, BeyondKnots, Constants
+from hierfl.formulas.transforms import SMOOTHS, Constants, warn_far
 
 Matrix = NDArray[np.float64]
 
@@ -83,7 +83,6 @@ class Design:
         values = _Values(frame, self.constants)
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is not finite is refused by name below
-            warnings.simplefilter("always", BeyondKnots)
             for block in self.blocks:
                 matrix = _finite(values.columns_of(block.factors), block.name, client)
                 matrices.append(matrix if block.order is None else matrix[:, block.order])
@@ -91,6 +90,16 @@ class Design:
                 own = values.matrix_of(term.factors[0])
                 offset = offset + _finite(own, term.name, client)[:, 0]
         return np.concatenate(matrices, axis=1), offset
+
+    def warn_beyond(self, frame: pd.DataFrame, client: str) -> None:
+        """Warn of values of a client's `prepared` rows that are far outside of the knots of a spline."""
+        for factor in dict.fromkeys(
+            coded.factor for block in self.blocks for coded in block.factors
+        ):
+            constants = self.constants.get(str(factor))
+            if constants is not None and constants.knots:
+                x = value_of(factor.args[0], frame, self.constants)
+                warn_far(str(factor), np.asarray(x, dtype=np.float64), constants.knots, client)
 
 
 class _Values:

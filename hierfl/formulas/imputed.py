@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hierfl.core.user_warnings import warn
-from hierfl.formulas.columns import check_column, column_fault, missing_in, numbers
+from hierfl.formulas.columns import check_column, column_fault, numbers
 from hierfl.formulas.declaration import LINKS, Declaration
 from hierfl.formulas.design import Design
 from hierfl.formulas.expressions import (
@@ -96,7 +96,7 @@ def with_known(
     covariates = {}
     for name in declared.imputed:
         check_column(frame, name, client)
-        values, what = frame[name].mask(missing_in(frame[name])), ""
+        values, what = frame[name], ""
         try:  # pandas makes numbers of dates
             row_values = numbers(values if values.dtype.kind in "iufbO" else values.astype(str))
         except (TypeError, ValueError) as error:

@@ -193,6 +193,7 @@ def with_rare(
 # ------------------------------------------------------------ columns that are no predictors
 Floats = NDArray[np.float64]
 SOME = 10  # levels or rows, from which on as many values as rows are names of the rows
+FEW = 3  # rows a level, such as measurements of one person
 DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?:[T ].*)?")
 # "id", "patient_id", "PatientID", "record no"; not "paid"
 NAME = re.compile(
@@ -211,9 +212,10 @@ def is_identifier(levels: int, rows: int) -> bool:
 
 
 def refuse_identifier(name: str, answers: Collection[OfColumn], least: int) -> None:
-    """Refuse a category that names rows, such as an ID, and one of dates."""
+    """Refuse a category that names rows, such as an ID, and one of dates; warn of one that names persons."""
     levels = dict.fromkeys(level for answer in answers for level in (answer.counts or {}))
     rows = sum(sum((answer.counts or {}).values()) for answer in answers)
+    what = f"column '{name}' has {len(levels)} levels in {rows} rows"
     if least > 1 and not levels and all(answer.counts == {} for answer in answers):
         return  # agreed beforehand, or named by no client: `with_rare` refuses it
     fix = ""
@@ -224,7 +226,9 @@ def refuse_identifier(name: str, answers: Collection[OfColumn], least: int) -> N
         fix = f"like an ID, each with a coefficient: take it out, or write (1 | {name}) if "
         fix += "several rows share a value"
     if fix:
-        raise ValueError(f"column '{name}' has {len(levels)} levels in {rows} rows, {fix}")
+        raise ValueError(f"{what}, {fix}")
+    if len(levels) >= SOME and (FEW * len(levels) >= rows or NAME.fullmatch(name)):
+        warn(f"{what}, each with a coefficient: write (1 | {name}) if they are persons or places")
 
 
 def warn_of_identifiers(columns: Mapping[str, Floats], clients: int) -> None:

@@ -21,7 +21,10 @@ from hierfl.formulas.table_answers import (
 
 Floats = NDArray[np.float64]
 MOST_GROUPS = 50
-EVENTS = "must be 0 or 1, or False or True: from R's codes 1 and 2 subtract 1"
+EVENTS = (
+    "must be 0 or 1, or False or True: from R's codes 1 and 2 subtract 1; of several causes, make a "
+    "column of one"
+)
 
 
 class Observed(NamedTuple):

@@ -51,7 +51,6 @@ class Constants:
         if name == "center":
             return values - self.mean
         if name == "bs":
-            warn_far(text, values, self.knots[0], self.knots[-1])
             knots = np.array(self.knots)
             basis = BSpline.design_matrix(values, knots, self.degree, extrapolate=True)
             # All columns sum to one, as the intercept: the first is dropped, as in R.
@@ -67,15 +66,16 @@ class Constants:
         return scaled
 
 
-def warn_far(text: str, values: Values, low: float, high: float) -> None:
-    """Warn of a value far outside of the knots of a spline."""
+def warn_far(text: str, values: Values, knots: Sequence[float], client: str) -> None:
+    """Warn of a client's values far outside of the knots of a spline."""
+    low, high = knots[0], knots[-1]
     far = np.maximum(low - values, values - high) > FAR * (high - low)
-    if far.any():
-        warn(
-            f"'{text}' is far outside its knots from {low:.4g} to {high:.4g} in row "
-            f"{int(far.argmax())}: the spline is unreliable there",
-            BeyondKnots,
+    if count := int(far.sum()):
+        what = (
+            f"'{text}' of client '{client}' has {count} value{'s' if count > 1 else ''} far outside"
         )
+        knots_are = f"its knots, which are from {low:.4g} to {high:.4g}"
+        warn(f"{what} {knots_are}: the spline is unreliable there", BeyondKnots)
 
 
 def counted(values: Values, mean: float, sd: float, least: int) -> tuple[int, ...]:
@@ -176,7 +176,6 @@ def smooth_columns(constants: Constants, name: str, text: str, x: Values, by: An
             what = f"'{text}' is {x[far][0]:.6g} in row {int(far.argmax())}, where its sines end"
             fix = "leave the row out, or fit with a larger c="
             raise ValueError(f"{what}: they describe it from {low:.4g} to {high:.4g}; {fix}")
-    warn_far(text, x, *constants.knots[:: len(constants.knots) - 1])
     free, curves = _free_and_shared(constants, name, x)
     if by is None:
         return np.concatenate([free, curves], 1)
@@ -248,7 +247,7 @@ def smooth_of(
     edges = mean + sd * EDGES
     filled = np.flatnonzero(rows_between > 0.0)
     if call.callee == "s" and len(filled) < size:
-        fix = f"write s({call.args[0]}, k={max(3, len(filled))}), or C(...)"
+        fix = f"look for typos far from all others, or write s({call.args[0]}, k={max(3, len(filled))}), or C(...)"
         what = f"values in {len(filled)} places only, a place being 0.05 sd wide, and {size} knots"
         raise ValueError(f"'{call}' has {what}: {fix}")
     if not len(filled):

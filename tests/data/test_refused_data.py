@@ -46,12 +46,12 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "NUL": (rows(["a", "a\0", "b"]), r"client 'a\x00' has a control character"),
     "a line": (rows(["a\nb", "a", "b"]), r"client 'a\nb' has a control character"),
     "half a pair": (rows(["\ud800", "a", "b"]), "an incomplete character in its name: rename it"),
-    "a space": (rows(["a", "a ", "b"]), "clients 'a' and 'a ' differ only in case, spaces or Unicode form: make"),
+    "a space": (rows(["a", "a ", "b"]), "clients 'a' and 'a ' differ only in case, spaces, .0 or Unicode form: make"),
     "two spaces": (rows(["a b", "a  b", "b"]), "clients 'a  b' and 'a b' differ only in case, spaces"),
     "two forms": (
-        rows(["é", unicodedata.normalize("NFD", "é"), "b"]), "differ only in case, spaces or Unicode form"
+        rows(["é", unicodedata.normalize("NFD", "é"), "b"]), "differ only in case, spaces, .0 or Unicode form"
     ),
-    "a byte-order mark": (rows(["a", "\ufeffa", "b"]), "differ only in case, spaces or Unicode form"),
+    "a byte-order mark": (rows(["a", "\ufeffa", "b"]), "differ only in case, spaces, .0 or Unicode form"),
     "empty": (rows(["", "a", "b"]), "a client has an empty name: name it"),
     "bytes": (rows([b"a", b"b", b"a"]), "client_id holds b'a': client_id must be"),
     "masked ids": (rows(np.ma.array([0, 1, 1], mask=[False, True, False])), "client_id has 1 masked rows: leave"),

@@ -259,7 +259,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "column 'status' of client 'a' holds 'yes', .* as a number": (TEXT, {"status": "yes"}, {}),
     "column 'time' of client 'a' holds 'soon', .* as a number": (TEXT, {"time": "soon"}, {}),
     "must be finite and not below 0": (TEXT, {"time": -1.0}, {}),
-    "must be 0 or 1": (TEXT, {"status": 2.0}, {}),
+    "must be 0 or 1, .* of several causes, make a column": (TEXT, {"status": 2.0}, {}),
     "prob is 95": (TEXT, {}, {"prob": 95}),
 }  # fmt: skip
 

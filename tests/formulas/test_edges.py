@@ -63,8 +63,8 @@ def test_rows_far_beyond_the_knots_are_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         made.data(BASE)
-    with pytest.warns(UserWarning, match=r"'bs\(x, df=5\)' is far outside its knots"):
-        made.data(BASE.iloc[[0]].assign(x=BASE.x.max() + 5))
+    with pytest.warns(UserWarning, match=r"of client 'a' has 2 values far outside its knots"):
+        made.data(BASE.iloc[[0, 20, 1]].assign(x=[BASE.x.max() + 5, 0.0, BASE.x.max() + 5]))
 
 
 def test_yes_and_no_are_two_levels() -> None:
@@ -222,7 +222,8 @@ def test_a_value_far_out_is_named_without_its_value(n: int, family: str, text: s
     formula = hierfl.formula(text, family, clients="h").on(frame)
     messages = said(lambda: formula.data(frame))
     assert messages[-1].startswith(WORDS) and "270" not in str(messages)
-    assert len(messages) == 1 or messages[0].startswith("'s(bmi, k=4)' is far outside its knots")
+    beyond = "'s(bmi, k=4)' of client 'b' has 1 value far outside its knots"
+    assert len(messages) == 1 or messages[0].startswith(beyond)
     assert said(lambda: formula.data(frame.assign(bmi=frame["bmi"].clip(15.0, 32.0)))) == []
 
 

@@ -7,6 +7,9 @@ import pandas as pd
 import pytest
 
 import hierfl
+from hierfl.formulas.answers import OfColumn
+from hierfl.formulas.odd_answers import odd_answers
+from hierfl.formulas.questions import Question
 from tests.formulas.small import BASE, fields, on, refused
 
 K = BASE.assign(k=np.tile([1, 2, 10], 20))
@@ -183,6 +186,31 @@ def test_levels_that_look_alike_are_refused_with_both(kind: str, term: str) -> N
     refused(lambda: read(pd.DataFrame(data), "h", sex="sex"), "'sex'", "case, spaces")
 
 
+def test_numbers_that_pandas_wrote_beside_missing_values_are_the_same() -> None:
+    """Three nodes write "1" and "2", the fourth "1.0" and "2.0": four levels without a word."""
+    codes = np.where(BASE.h == "c", "1.0", "1").astype(object)
+    codes[::2] = "2"
+    frame = BASE.assign(sex=pd.Categorical(codes), ward=codes)
+    refused(lambda: on("y ~ sex", frame=frame), "'sex'", "'1' and '1.0'", "case, spaces, .0")
+    refused(lambda: on("y ~ x + (1 | ward)", frame=frame), "'ward'", "'1' and '1.0'")
+    answers = {
+        name: {"sex": OfColumn("category", "", None, dict.fromkeys(levels, 20))}
+        for name, levels in {"a": "12", "b": "12", "c": ("1.0", "2.0")}.items()
+    }
+    assert [*odd_answers(Question("columns", 5), answers)] == ["c"]  # a node that is left out
+    codes[codes == "1.0"] = "1.5"
+    assert on("y ~ sex", frame=BASE.assign(sex=pd.Categorical(codes))).agreed.columns["sex"].levels
+
+
+def test_blanks_alone_are_missing() -> None:
+    frame = BASE.assign(u=BASE.u.mask(BASE.index == 3, "  "), z=BASE.z.astype(object))
+    frame.loc[7, "z"] = "\t"
+    refused(lambda: on("y ~ u", frame=frame), "'u'", "is missing 1 of")
+    refused(lambda: on("y ~ z", frame=frame), "'z'", "is missing 1 of")
+    assert on("y ~ u + z", frame=frame, missing="drop").agreed.rows == 58
+    assert (hierfl.describe(frame[["u", "z"]]).frame["missing"] == 1).all()
+
+
 def test_a_new_frame_with_another_spelling_is_refused() -> None:
     made = on("y ~ u")
     refused(lambda: made.data(BASE.assign(u=BASE.u.str.upper())), "'R'", "not one of r, s, t")
@@ -275,11 +303,55 @@ def test_an_id_or_a_date_is_no_predictor(kind: str, term: str) -> None:
     refused(lambda: on(f"y ~ {term}", frame=BASE.assign(k=values)), "column 'k'", words)
 
 
+@pytest.mark.parametrize(
+    ("name", "rows", "is_warned"),
+    [("k", 2, True), ("k", 3, True), ("k", 4, False), ("patient_id", 6, True), ("k", 6, False)],
+)
+def test_levels_that_name_persons_are_warned_of(name: str, rows: int, is_warned: bool) -> None:
+    """Text IDs of two rows each passed without a word; four plots of each variety are an experiment."""
+    frame = BASE.assign(**{name: [f"p{i // rows}" for i in range(60)]})
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        on(f"y ~ {name}", frame=frame)
+        on(f"y ~ x + (1 | {name})", frame=frame)
+    assert len(heard) == is_warned
+    assert not is_warned or f"write (1 | {name}) if they are persons" in str(heard[0].message)
+
+
+ONES = {"k": [f"p{i}" for i in range(60)], "item": [f"p{i % 20}" for i in range(60)]}
+
+
+@pytest.mark.parametrize(
+    ("text", "family", "group"),
+    [
+        ("y ~ x + (x | k)", "gaussian", "(1 + x | k)"),
+        ("y ~ x + (1 | h/k)", "gaussian", "(1 | h:k)"),
+        ("y ~ x + (1 | item)", "gaussian", ""),  # each at each client, once
+        ("y | weights(w) ~ x + (1 | k)", "gaussian", ""),
+        ("v ~ x + (1 | k)", "poisson", ""),  # over-dispersion
+    ],
+)
+def test_groups_of_one_row_beside_a_noise_scale_are_named(
+    text: str, family: str, group: str
+) -> None:
+    frame = BASE.assign(**ONES, w=2.0, v=np.arange(60) % 4)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        on(text, family, frame)
+    expected = [f"'{group}' has one row in each group: its sd and sigma cannot be told apart"]
+    assert [str(of.message)[: len(expected[0])] for of in heard] == (expected if group else [])
+
+
+def test_clients_of_one_row_beside_a_noise_scale_are_named() -> None:
+    frame = BASE.assign(h=ONES["k"])
+    with pytest.warns(UserWarning, match=r"'\(1 \| h\)' has one row in each group"):
+        on("y ~ x + (1 | h)", frame=frame)
+
+
 def test_groups_and_few_levels_are_no_ids() -> None:
     frame = BASE.assign(k=NAMES["an ID"][0], wave=np.resize(["2020-01-01", "2021-01-01"], 60))
-    assert (
-        on("y ~ x + (1 | k) + wave", frame=frame).agreed.columns["wave"].levels[0] == "2020-01-01"
-    )
+    made = on("v ~ x + (1 | k) + wave", "poisson", frame.assign(v=np.arange(60) % 4))
+    assert made.agreed.columns["wave"].levels[0] == "2020-01-01"
 
 
 COUNTS = np.random.default_rng(0).permutation(90000)[:60] + 1000
