@@ -19,7 +19,7 @@ OF_A_BATCH = frozenset(
     "client_fields clients counts data fields is_mini_batch joint_normal key mask mean num_clients "
     "num_rows own_keys packed plate redrawn root row_scale rows shared_key sum words".split()
 )
-ALIKE = "case, spaces, .0 or Unicode form"
+SPELLING = "case, spaces, .0 or Unicode form"
 WHOLE = re.compile(r"-?\d+\.0+")  # a whole number as pandas writes one beside missing values
 
 
@@ -62,7 +62,7 @@ def _faults_of_names(names: Sequence[str]) -> Iterator[str]:
             what = f"client {name!r} has a control character or an incomplete character in its name"
             yield f"{what}: rename it"
     if similar := look_alike(names):
-        what = f"clients {similar[0]!r} and {similar[1]!r} differ only in {ALIKE}"
+        what = f"clients {similar[0]!r} and {similar[1]!r} differ only in {SPELLING}"
         yield f"{what}: make them one client, or rename one"
     if not all(map(str.strip, names)):
         yield "a client has an empty name: name it, or leave its rows out"
@@ -78,7 +78,7 @@ def plain_form(name: str) -> str:
     folded = unicodedata.normalize("NFKD", visible).casefold()
     dashed = "".join("-" if unicodedata.category(c) == "Pd" else c for c in folded)
     plain = " ".join(unicodedata.normalize("NFKC", dashed).split())
-    return plain.rstrip("0").rstrip(".") if WHOLE.fullmatch(plain) else plain
+    return plain.partition(".")[0] if WHOLE.fullmatch(plain) else plain
 
 
 def look_alike(names: Sequence[str]) -> tuple[str, str] | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hierfl.data.arrays import Array, as_tensor
-from hierfl.data.consistency import ALIKE, check_has, is_column, look_alike
+from hierfl.data.consistency import SPELLING, check_has, is_column, look_alike
 from hierfl.data.grouping import sort_by_client
 
 Columns = str | Sequence[str]
@@ -176,7 +176,7 @@ def _labels_of(series: Any, column: Any) -> tuple[str, ...] | None:
     similar = (repeated, repeated) if times > 1 else look_alike(labels)
     if similar:
         what = f"levels {similar[0]!r} and {similar[1]!r} of column '{column}' differ only in"
-        raise ValueError(f"{what} {ALIKE}: make them the same")
+        raise ValueError(f"{what} {SPELLING}: make them the same")
     return labels
 
 

@@ -268,10 +268,10 @@ def _keeps_prior(
 
 def _warn_of_single_rows(declared: Declaration, by: tuple[str, ...]) -> None:
     """Warn of groups of one row each beside a noise scale; without one they are over-dispersion."""
-    groups = (of for of in declared.parts.groups if of.by == by and not of.kind)
-    group = next((of for of in groups if of.terms.has_intercept), None)
     if "weights" in declared.parts.additions:
         return  # each is as many rows
+    groups = (of for of in declared.parts.groups if of.by == by and not of.kind)
+    group = next((of for of in groups if of.terms.has_intercept), None)
     if group and "sigma" in declared.family.parameters(SOME):
         what = f"'{group.text}' has one row in each group: its sd and sigma cannot be told apart"
         warn(f"{what} but by their priors. Leave it out, or group by a column that rows share")

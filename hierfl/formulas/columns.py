@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hierfl.core.arguments import shown
 from hierfl.core.typed_json import Count, Spread, Value
-from hierfl.data.consistency import ALIKE, RowsFault, check_has, is_frame, look_alike
+from hierfl.data.consistency import SPELLING, RowsFault, check_has, is_frame, look_alike
 from hierfl.data.frames import is_number
 
 
@@ -212,7 +212,7 @@ def refuse_similar(names: Collection[str], where: str) -> None:
     """Refuse names that differ only in how they are written."""
     listed = sorted(names)
     if similar := look_alike(listed):
-        how = f"of {where} differ only in {ALIKE}"
+        how = f"of {where} differ only in {SPELLING}"
         what = f"values {similar[0]!r} and {similar[1]!r} {how}: make them the same"
         raise RowsFault(what, f"two values {how}")
     if {"True", "False"} & {*names} and {"0", "1"} & {*names}:

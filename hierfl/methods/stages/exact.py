@@ -145,9 +145,11 @@ class Chains:
 
     def _fewer_if_heavy(self, x: Tensor, standard: Standard) -> None:
         """Take fewer chains where many points at once cost as much as one after the other."""
+        if self.count <= HEAVY:
+            return
         with WorkCounter() as counter:
             self.joint.values(x, standard)
-        if self.count > HEAVY and counter.is_of_scalars(self.count / len(x)):
+        if counter.is_of_scalars(self.count / len(x)):
             self.most = self.count = HEAVY
             nodes = self.joint.nodes
             self.joint = self._joint(0 if nodes is None else len(nodes.at))
