@@ -227,7 +227,9 @@ class Fallback:
         line, size = seen_in(program).score.line, seen_in(program).hierarchy.reading.own_size
         if len(line.inside) or not bool((line.rest >= size).any()):
             return False
-        rows = [v for v in (data.fields.get(name) for name in program.labels.values()) if v is not None]
+        rows = [
+            v for v in (data.fields.get(name) for name in program.labels.values()) if v is not None
+        ]
         observed = data.counts * sum(v[0].numel() for v in rows)
         return bool(0 < observed.median() <= size)
 

@@ -335,6 +335,7 @@ def test_a_value_made_of_two_fields_counts_as_a_factor_and_has_no_label() -> Non
     fits = [fit(fedsvi(program), data, rounds=2, eval_every=2) for program in both]
     first, second = (fitted.posterior(draws=50).posterior["w"].values for fitted in fits)
     np.testing.assert_array_equal(first, second)
-    with pytest.raises(ValueError, match="'rest' .* observes a value computed from several fields"):
+    with pytest.raises(
+        ValueError, match=r"'rest' .* observes a value computed from several fields"
+    ):
         fits[0].predict(data)
-

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from hierfl.core.chains import Whitening, thinned, whitening_of
 from hierfl.core.gaussians import Factor
-from hierfl.methods.stages.growth import Growth, at_origin, growth_of, no_growth
 from hierfl.methods.stages.joint import Joint, Standard, standard_of
 from hierfl.optimizers import Adam
 from hierfl.summaries.factor import factor_of, q_of
+from hierfl.summaries.growth import Growth, at_origin, moving
 from hierfl.summaries.moving import line_of
 from hierfl.summaries.reading import QuadratureNodes
 from hierfl.summaries.surrogate import any_client, prior_draws
@@ -121,27 +121,27 @@ class ChainStarts:
 
     def alone(self, z: Tensor) -> Standard:
         """Return scales by the prior alone, about draws of z (S, K)."""
-        none, own = self.joint.none, self.joint.hierarchy.reading.own_size
-        return self._standard(none.precision, none.shift, z, no_growth(none.shift[:, :own]))
+        none = self.joint.none
+        return self._standard(none.precision, none.shift, z)
 
-    def _standard(self, precision: Tensor, shift: Tensor, z: Tensor, growth: Growth) -> Standard:
+    def _standard(
+        self, precision: Tensor, shift: Tensor, z: Tensor, growth: Growth | None = None
+    ) -> Standard:
         few, hierarchy = z[:: max(1, len(z) // (FEW * (1 + z.shape[1])))], self.joint.hierarchy
         line = line_of(hierarchy, few, self.joint.none.fields, (precision, shift))
-        return standard_of(precision, shift, growth, line)
+        return standard_of(precision, shift, line, hierarchy.reading.own_size, growth)
 
     def _about(self, z: Tensor) -> Standard:
         """Return clients' scales by their factors about draws of z (S, K)."""
         rows, size = self.joint.rows, self.joint.hierarchy.reading.own_size
         equal = torch.full((len(z),), -math.log(len(z)))
         belief = any_client(self.joint.surrogate, z, equal, self.joint.none)
+        if size and moving(rows.line, size):
+            factor, growth = at_origin(rows, belief, self._factor, size)
+            if bool(growth.moves.any()):
+                return self._standard(factor.precision, factor.shift, z, growth)
         factor = self._factor(belief)
-        growth = growth_of(rows, belief, factor, size)
-        if growth.grows:
-            # the factor at the origin: what is expected about it is of other curvatures
-            belief = belief[0], at_origin(belief[1], growth)
-            factor = self._factor(belief)
-            growth = growth_of(rows, belief, factor, size)
-        return self._standard(factor.precision, factor.shift, z, growth)
+        return self._standard(factor.precision, factor.shift, z)
 
     def _factor(self, belief: tuple[Tensor, Tensor]) -> Factor:
         """Return clients' factors about a belief, m (V,) and C (V, V)."""

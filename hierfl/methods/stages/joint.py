@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import Quadratic, dot, times, times_factor, times_one
+from hierfl.core.gaussians import Quadratic, dot, times, times_factor
 from hierfl.core.process import replaced
 from hierfl.core.traced import Gradient
-from hierfl.methods.stages.growth import Growth
 from hierfl.methods.stages.scaled_means import ScaledMeans
 from hierfl.program.carried import OF_MANY_DRAWS
 from hierfl.program.handlers import unchecked
 from hierfl.program.traces import Site
 from hierfl.summaries.conditional import Proposal, normal_of
+from hierfl.summaries.growth import Growth, no_growth
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.moving import MixingLine, laplace_at
 from hierfl.summaries.packed_rows import PackedRows
@@ -44,21 +44,18 @@ class Standard(NamedTuple):
 
     def at(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return the precision (N, W, W) and the shift (N, W) of w at u (U,)."""
-        shift = self.shift - times_one(self.cross, u)
-        return (
-            self.growth.of(self.precision, shift, u)
-            if self.growth.grows
-            else (self.precision, shift)
-        )
+        return self.growth.of(self.precision, self.cross, self.shift, u)
 
 
-def standard_of(precision: Tensor, shift: Tensor, growth: Growth, line: MixingLine) -> Standard:
-    """Return what standardizes W scalars by factors (N, V, V) and (N, V).
+def standard_of(
+    precision: Tensor, shift: Tensor, line: MixingLine, own: int, growth: Growth | None = None
+) -> Standard:
+    """Return what standardizes W = `own` scalars by factors (N, V, V) and (N, V).
 
     What these say of u alone cancels.
     """
-    own = growth.center.shape[1]
     inside, cross = precision[:, :own].tensor_split([own], 2)
+    growth = no_growth(len(shift), own) if growth is None else growth
     return Standard(inside, cross, shift[:, :own], growth, line)
 
 

@@ -11,6 +11,7 @@ much: if it is g + G (u - origin) near the origin, it is taken as e^a (g + G (u 
 noise's scale both are right. Of the u in a linear predictor the curvature is left as it is.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from hierfl.core.gaussians import Factor, times, times_one
 from hierfl.summaries.factor import q_of
 from hierfl.summaries.packed_rows import PackedRows
+from hierfl.summaries.reading import Line
 
 MOST = 20.0  # of a curvature's log, smoothly: numbers stay finite
 DIFFERENCES = 1000  # entries of a client's rates, at most
@@ -34,18 +36,30 @@ class Growth(NamedTuple):
 
     center: Tensor  # (N, W)
     slope: Tensor  # (N, W), g
-    drift: Tensor  # (N, W, U), or (N, W, 0) where curvatures hardly move
-    rates: Tensor  # (N, W, U), or (N, W, 0)
-    origin: Tensor  # (U,), or (0,)
+    drift: Tensor  # (N, W, U)
+    rates: Tensor  # (N, W, U)
+    origin: Tensor  # (N, U), all the same
 
     @property
-    def grows(self) -> bool:
-        """Whether any curvature moves."""
-        return len(self.origin) > 0
+    def moves(self) -> Tensor:
+        """Whether a client's curvature moves, (N,)."""
+        return (self.rates != 0.0).flatten(1).any(1)
 
-    def of(self, precision: Tensor, shift: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Return precisions (N, W, W) and shifts (N, W) at u (U,), of those that do not grow."""
-        away = u - self.origin
+    def of(
+        self, precision: Tensor, across: Tensor, shift: Tensor, u: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return precisions (N, W, W) and shifts (N, W) of w at u (U,), of factors that do not grow.
+
+        Args:
+            precision: (N, W, W).
+            across: (N, W, U), of w with u.
+            shift: (N, W), at u = 0.
+            u: (U,).
+        """
+        shift = shift - times_one(across, u)
+        if not self.rates.shape[2]:
+            return precision, shift
+        away = u - self.origin[0]
         center, growth = self.center + times_one(self.drift, away), times_one(self.rates, away)
         slope = shift - times(precision, center) - growth * self.slope
         growth = MOST * (growth / MOST).tanh()
@@ -54,32 +68,50 @@ class Growth(NamedTuple):
         return precision, times(precision, center) + growth.exp() * slope
 
 
-def no_growth(center: Tensor) -> Growth:
-    """Return curvatures that do not move, about a center (N, W)."""
-    none = center[..., None][..., :0]
-    return Growth(center, torch.zeros_like(center), none, none, center[0, :0])
+def no_growth(clients: int, size: int) -> Growth:
+    """Return curvatures of clients that do not move, of w (W,) = `size`."""
+    none = torch.zeros(clients, size)
+    return Growth(none, none, none[..., None][..., :0], none[..., None][..., :0], none[:, :0])
 
 
-def at_origin(covariance: Tensor, growth: Growth) -> Tensor:
-    """Return a belief's covariance (V, V) with those u nearly known by which curvatures move."""
-    precision = torch.linalg.inv_ex(covariance).inverse
-    moves = (growth.rates != 0.0).flatten(0, 1).any(0)
-    known = torch.where(moves, KNOWN / covariance.diagonal()[-len(moves) :], 0.0)
-    precision.diagonal()[-len(moves) :] += known
-    return torch.linalg.inv_ex(precision).inverse
+def moving(line: Line, size: int) -> list[int]:
+    """Return the places in u of what may move the curvature in w (W = `size`,); none if they are many."""
+    places = [j for j in (line.rest - size).tolist() if j >= 0]
+    return places if size * len(places) <= DIFFERENCES else []
 
 
-def growth_of(rows: PackedRows, belief: tuple[Tensor, Tensor], factor: Factor, size: int) -> Growth:
-    """Return how curvatures grow about a belief of v, m (V,) and C (V, V), times clients' factors; `size` is W."""
+def at_origin(
+    rows: PackedRows,
+    belief: tuple[Tensor, Tensor],
+    factor_about: Callable[[tuple[Tensor, Tensor]], Factor],
+    size: int,
+) -> tuple[Factor, Growth]:
+    """Return clients' factors with u at its mean, and how their curvatures grow.
+
+    Args:
+        rows: of N clients.
+        belief: of v = (w, u), m (V,) and C (V, V).
+        factor_about: makes factors about a belief: where u is wide, they are of other curvatures.
+        size: W.
+    """
+    precision = torch.linalg.inv_ex(belief[1]).inverse
+    places = torch.tensor(moving(rows.line, size)) + size
+    precision.diagonal()[places] += KNOWN / belief[1].diagonal()[places]
+    nearly = belief[0], torch.linalg.inv_ex(precision).inverse
+    factor = factor_about(nearly)
+    return factor, _growth(rows, nearly, belief[1].diagonal()[size:].sqrt(), factor, size)
+
+
+def _growth(
+    rows: PackedRows, belief: tuple[Tensor, Tensor], sd: Tensor, factor: Factor, size: int
+) -> Growth:
+    """Return how curvatures grow about a belief times factors, where u has an `sd` (U,)."""
     mean, precision = q_of((belief[0], torch.linalg.inv_ex(belief[1]).inverse), factor)
-    sd = belief[1].diagonal()[size:].sqrt()
-    center, origin = mean[:, :size], mean[:, size:].mean(0)
-    moving = [j for j in (rows.line.rest - size).tolist() if j >= 0]
-    if not 0 < size * len(moving) <= DIFFERENCES:
-        return no_growth(center)
+    origin = belief[0][size:]
     inside, across = precision[:, :size].tensor_split([size], 2)
     covariance = torch.linalg.inv_ex(inside).inverse
     drift, rates = -covariance @ across, torch.zeros_like(across)
+    center = mean[:, :size] + times(drift, origin - mean[:, size:])
     step = torch.diag_embed(STEP * covariance.diagonal(dim1=1, dim2=2).clamp(min=0.0).sqrt())
     points = center[:, None] + torch.cat([0.0 * step[:, :1], step, -step], 1)  # (N, 1 + 2 W, W)
 
@@ -90,13 +122,13 @@ def growth_of(rows: PackedRows, belief: tuple[Tensor, Tensor], factor: Factor, s
         here, above, below = values.split([1, size, size], 1)
         return 2.0 * here - above - below
 
-    for j, move in zip(moving, sd[moving].clamp(min=LEAST_MOVE), strict=True):
+    for j in moving(rows.line, size):
         away = torch.zeros_like(origin)
-        away[j] = move
+        away[j] = sd[j].clamp(min=LEAST_MOVE)
         less, more = curvature(-away), curvature(away)
         seen = torch.minimum(less, more) > SHARE * STEP**2
         change = torch.where(seen, more / less, 1.0).log()
-        rates[..., j] = torch.where(change.abs() > CHANGE, change, 0.0) / (2.0 * move)
-    slope = (factor.shift - times(factor.precision, mean))[:, :size]
-    moves = bool((rates != 0.0).any())
-    return Growth(center, slope, drift, rates, origin) if moves else no_growth(center)
+        rates[..., j] = torch.where(change.abs() > CHANGE, change, 0.0) / (2.0 * away[j])
+    here = torch.cat([center, origin.expand(len(center), -1)], 1)
+    slope = (factor.shift - times(factor.precision, here))[:, :size]
+    return Growth(center, slope, drift, rates, origin.expand(len(center), -1))
