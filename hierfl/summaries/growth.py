@@ -20,13 +20,14 @@ from torch import Tensor
 from hierfl.core.gaussians import Factor, times, times_one
 from hierfl.summaries.factor import q_of
 from hierfl.summaries.packed_rows import PackedRows
-from hierfl.summaries.reading import Line
+from hierfl.summaries.reading import Line, QuadratureNodes
 
 MOST = 20.0  # of a curvature's log, smoothly: numbers stay finite
 DIFFERENCES = 1000  # entries of a client's rates, at most
 # steps of w, in sds, and the least of u, whose scalars are mostly logs of scales
 STEP, LEAST_MOVE = 0.5, 0.2
 KNOWN = 1e4  # times the precision of u where it is nearly known
+SMALL = 1e-9  # eigenvalues that are nothing beside the largest
 # what counts: share of a likelihood in a precision, and change of a curvature's log over two moves
 SHARE, CHANGE = 0.05, 0.3
 
@@ -82,6 +83,7 @@ def moving(line: Line, size: int) -> list[int]:
 
 def at_origin(
     rows: PackedRows,
+    nodes: QuadratureNodes,
     belief: tuple[Tensor, Tensor],
     factor_about: Callable[[tuple[Tensor, Tensor]], Factor],
     size: int,
@@ -90,6 +92,7 @@ def at_origin(
 
     Args:
         rows: of N clients.
+        nodes: by which expectations are computed.
         belief: of v = (w, u), m (V,) and C (V, V).
         factor_about: makes factors about a belief: where u is wide, they are of other curvatures.
         size: W.
@@ -98,8 +101,51 @@ def at_origin(
     places = torch.tensor(moving(rows.line, size)) + size
     precision.diagonal()[places] += KNOWN / belief[1].diagonal()[places]
     nearly = belief[0], torch.linalg.inv_ex(precision).inverse
-    factor = factor_about(nearly)
+    factor = _of_own(rows, nodes, nearly, factor_about(nearly), size)
     return factor, _growth(rows, nearly, belief[1].diagonal()[size:].sqrt(), factor, size)
+
+
+def _of_own(
+    rows: PackedRows,
+    nodes: QuadratureNodes,
+    belief: tuple[Tensor, Tensor],
+    factor: Factor,
+    size: int,
+) -> Factor:
+    """Return factors whose parts of w are as expected: eigenvalues are raised in u alone where that will do."""
+    mean, precision = q_of((belief[0], torch.linalg.inv_ex(belief[1]).inverse), factor)
+    expected = rows.expected(mean, precision, nodes)
+    # by slopes, digits are lost where u is nearly known
+    curvature = rows.at_mean(mean, precision).curvature if nodes.by_slopes else expected.curvature
+    across, rest = (
+        of.nan_to_num() for of in (curvature[:, :size, size:], curvature[:, size:, size:])
+    )
+    own = expected.curvature[:, :size, :size].nan_to_num()
+    values, vectors = torch.linalg.eigh(own)
+    seen = values > SMALL * values.amax(1, keepdim=True).clamp(min=1e-300)
+    across = vectors @ torch.where(seen[..., None], vectors.mT @ across, 0.0)
+    back = torch.where(seen, 1.0 / torch.where(seen, values, 1.0), 0.0)
+    through = vectors.mT @ across
+    through = through.mT @ (back[..., None] * through)
+    left, turned = torch.linalg.eigh(rest - through)
+    whole = torch.cat(
+        [
+            torch.cat(
+                [vectors @ (torch.where(seen, values, 0.0)[..., None] * vectors.mT), across], 2
+            ),
+            torch.cat(
+                [across.mT, through + turned @ (left.clamp(min=0.0)[..., None] * turned.mT)], 2
+            ),
+        ],
+        1,
+    )
+    shift = expected.slope + times(whole, mean)
+    usable = expected.value.isfinite() & shift.isfinite().all(1)
+    return Factor(
+        torch.where(usable[:, None, None], whole, factor.precision),
+        torch.where(usable[:, None], shift, factor.shift),
+        factor.raised,
+    )
 
 
 def _growth(

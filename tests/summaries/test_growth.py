@@ -57,7 +57,7 @@ def test_factors_follow_the_scale_of_the_rows() -> None:
             return factor_of(rows, belief, seen.score.nodes, none, y[:, 0] > torch.inf)
 
         belief = torch.full((size,), math.log(NOISE)), torch.diag(torch.tensor([4.0] * 6 + [0.3]))
-        factor, growth = at_origin(rows, belief, about, STEPS)
+        factor, growth = at_origin(rows, seen.score.nodes, belief, about, STEPS)
         assert bool(growth.moves.all())
         inside, across = factor.precision[:, :STEPS].tensor_split([STEPS], 2)
         for away in (-2.0, 0.0, 1.0):

@@ -137,7 +137,7 @@ class ChainStarts:
         equal = torch.full((len(z),), -math.log(len(z)))
         belief = any_client(self.joint.surrogate, z, equal, self.joint.none)
         if size and moving(rows.line, size):
-            factor, growth = at_origin(rows, belief, self._factor, size)
+            factor, growth = at_origin(rows, self.nodes, belief, self._factor, size)
             if bool(growth.moves.any()):
                 return self._standard(factor.precision, factor.shift, z, growth)
         factor = self._factor(belief)

@@ -145,7 +145,7 @@ class RowWork:
     ) -> tuple[Factor, Growth]:
         """Return factors at the origin of their growth, those `others` where they do not grow, and it."""
         about, size = partial(self._about, rows=rows, own=own), self.hierarchy.reading.own_size
-        factor, growth = at_origin(rows(), belief, about, size)
+        factor, growth = at_origin(rows(), self.score.nodes, belief, about, size)
         moves = [growth.moves.view(-1, *[1] * (v.dim() - 1)) for v in others]
         chosen = map(torch.where, moves, factor, others)
         return Factor(*chosen), growth
