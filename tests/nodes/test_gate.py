@@ -380,6 +380,38 @@ def test_no_combination_of_a_designs_columns_is_of_few_rows(name: str) -> None:
         check_design(ready, of["north"], "north", 5)
 
 
+# formula, family -> what picks rows in which all but one have no dose
+PICKED = {
+    "y ~ dose + arm": "arm",
+    "y ~ dose * arm": "arm",
+    "late ~ dose + arm": "late",
+    "y ~ dose + (1 | hospital:ward)": "ward",
+    "y ~ dose + (0 + age | hospital:ward)": "ward",
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("text", PICKED)
+def test_no_sum_beside_a_level_or_group_is_of_few_rows(text: str) -> None:
+    """X'X has the sum of each number in the rows of each level, and of each group."""
+    of = {k: rows(seed) for seed, k in enumerate(("north", "south"))}
+    for frame in of.values():
+        frame["dose"] = np.random.default_rng(3).gamma(2.0, 5.0, N).round(2)
+        frame["late"] = np.random.default_rng(4).integers(0, 2, N)
+    ready = formula(text, "bernoulli" if "late" in text else "gaussian").on(of)
+    ready = replace(ready, schema=replace(ready.agreed, min_count=5))
+    own = of["north"]
+    picked = np.flatnonzero(own[PICKED[text]] == own[PICKED[text]].max())
+    for few in (5, 1):
+        own.loc[picked[few:], "dose"] = 0.0
+        why = groups_of_few(ready, {"north": own}, 5)
+        try:
+            check_design(ready, own, "north", 5)
+        except Implausible as error:
+            why = why or str(error)
+        assert bool(why) == (few == 1), why
+
+
 # formula -> whether its node may tell of a column of which one row has such a value among 200 others
 OUTLIERS: dict[str, dict[float, bool]] = {
     "y ~ x": {4.0: True, 21.37: True, 5000.0: False},
