@@ -248,6 +248,23 @@ def test_a_part_of_a_mini_batch_is_of_enough_rows_too(batch_size: int, tmp_path:
     lone(methods.fola(common(), batch_size=None, fisher_rows=1), part, tmp_path)  # adds them up
 
 
+def test_no_sums_of_a_class_of_few_rows_leave(tmp_path: Path) -> None:
+    part = federation((30, 8)).select(["north"])
+    part = part.with_fields(y=torch.arange(30).clamp(min=28) - 28)  # of one row, and of 29
+    body = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
+    method = methods.fedpac(hierfl.models.HeadedNetwork(body, head="2"))
+    (tmp_path / "policy.toml").write_text("min_count = 1")
+    update = from_bytes(ask(lone(method, part, tmp_path), 0)).tree
+    weights, rows_of = update["theta"]
+    bias, slopes = sorted((v[0] / rows_of for v in weights.values()), key=torch.Tensor.dim)
+    total = update["classes"][0]["total"][0, 1]
+    x = torch.linalg.lstsq(slopes, (total.atanh() - bias)[:, None]).solution[:, 0]
+    assert torch.allclose(x, part.fields["x"][-1], atol=1e-4)  # it is that row
+    (tmp_path / "policy.toml").write_text("")
+    with pytest.raises(Forbidden, match="sums of each code of field 'y', and fewer than 5 rows"):
+        lone(method, part, tmp_path)
+
+
 def test_nothing_leaves_before_it_is_approved(tmp_path: Path) -> None:
     (name, frame), *_ = patients(rows=60).groupby("site")
     question = Question("rows").json().encode()
