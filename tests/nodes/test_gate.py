@@ -720,9 +720,11 @@ def test_another_formula_asks_nothing_new_of_the_same_columns(tmp_path: Path) ->
     for text in ("y ~ age", "y ~ 1 + age"):
         own = Question("columns", 5).json().encode()
         assert answer_schema(formula(text), {"north": of["north"]}, tmp_path, own)
-    with pytest.raises(Refused, match="a node answers once"):
-        other = Question("columns", 6).json().encode()
-        answer_schema(formula("y ~ age + 1"), {"north": of["north"]}, tmp_path, other)
+    other = Question("columns", 6).json().encode()
+    for clients in ("hospital", "any"):  # a task names the clients' column
+        made = hierfl.formula(f"y ~ age + 1 + (1 | {clients})", "gaussian", clients=clients)
+        with pytest.raises(Refused, match="a node answers once"):
+            answer_schema(made, {"north": of["north"]}, tmp_path, other)
 
 
 def test_nothing_is_registered_without_a_check() -> None:
