@@ -16,10 +16,13 @@ from hierfl.cli.officer_page import entries
 from hierfl.formulas.questions import Question
 from hierfl.nodes.agreed_schema import answer_schema
 from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.choosing import FitCall
 from hierfl.nodes.client_state import Node
+from hierfl.nodes.envelope import read_answer, write_request
 from hierfl.nodes.messages import NodeFailed, Refused, from_bytes, to_bytes
 from hierfl.nodes.node import answer, introduce, node
 from hierfl.nodes.policy import Forbidden
+from hierfl.nodes.stations import Station
 from hierfl.optimizers import SGD
 from hierfl.summaries.row_noise import RowNoise
 from tests.formulas.frames import patients
@@ -287,6 +290,17 @@ def test_an_error_that_leaves_holds_no_value(tmp_path: Path) -> None:
     assert "secret" not in str(error.value)
     (line,) = entries(tmp_path)
     assert "secret" not in line["text"] and "secret" in json.dumps(line)
+
+
+def test_code_of_the_owner_that_ends_is_refused_for_what_it_is(tmp_path: Path) -> None:
+    def unread() -> Any:
+        raise SystemExit("no file of secret 77")
+
+    request = write_request("schema", Question("rows").json().encode())
+    answer = Station(FitCall(made()), unread, tmp_path).answer(request)
+    with pytest.raises(Refused, match="its own log says why"):
+        read_answer(request, answer)
+    assert entries(tmp_path)[-1]["detail"] == "SystemExit: no file of secret 77"
 
 
 def test_a_question_is_answered_once(tmp_path: Path) -> None:
