@@ -198,19 +198,19 @@ class Disclosed(NamedTuple):
     @property
     def whole(self) -> dict[str, Floats]:
         """Those of all rows."""
-        columns = {n: of for n, of in self.columns.items() if n not in self.rows_known}
-        return {**columns, **self.beside}
+        made = {**self.columns, **self.beside}
+        for name in self.rows_known:
+            made.pop(name, None)
+        return made
 
     @property
     def amounts(self) -> Floats:
         """Those of more than two values, (n, p), without responses that are counts."""
-        counts = {
-            name for name in self.labels & self.columns.keys() if not (self.columns[name] % 1).any()
-        }
-        made = [
-            of for name, of in self.whole.items() if name not in counts and not _is_two_valued(of)
-        ]
-        return np.stack(made, axis=1) if made else np.zeros((len(self.matrix), 0))
+        made = [np.zeros((len(self.matrix), 0))]
+        for name, values in self.whole.items():
+            is_count = name in self.labels and not (values % 1.0).any()
+            made += [] if is_count or _is_two_valued(values) else [values[:, None]]
+        return np.hstack(made)
 
     @property
     def matrix(self) -> Floats:

@@ -205,7 +205,7 @@ class _Test:
 
     def absorbs(self, j: int, across: Tensor) -> bool:
         """Return whether the step along j moves predictors along the columns of the design alone."""
-        base, design = (of(j) - of(None) for of in (self.base, self.design))
+        base, design = self.base(j) - self.base(None), self.design(j) - self.design(None)
         moved = torch.cat([base[:, None], design], 1)
         # what moves nothing is not absorbed: no made-up row has its code
         return not nearly_equal(moved, 0.0 * moved) and nearly_equal(across @ moved, 0.0 * moved)

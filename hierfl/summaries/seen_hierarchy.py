@@ -289,12 +289,12 @@ def _joint_slopes(linear: Hierarchy, p: Point, batch: ClientBatch) -> Tensor | N
     """Return `slopes_at`; None where the prior at m is not what was read off at m = 0, or other densities change."""
     z, t = p.z, p.mixing(linear)
     m, s = z[linear.inside], z[linear.outside]
-    here, at_zero = (_prior_at(linear, at, t, batch) for at in (z, linear.whole(0.0 * m, s)))
+    here = _prior_at(linear, z, t, batch)
+    at_zero = _prior_at(linear, linear.whole(0.0 * m, s), t, batch)
     if not same(here.outside, at_zero.outside):
         return None
     expected = linear.log_global(z, here.sites, without=()) - here.outside[0]
     slopes = linear.slopes_at(z, batch, t, at_zero.local.mean)
     moved = (slopes[:, : linear.normal_size] @ m[:, None])[..., 0]
-    right = alike_here(linear.means(s, at_zero.sites).log_prob(m)[0], expected)
-    right = right and alike_here(at_zero.local.mean + moved, here.local.mean)
-    return slopes if right else None
+    read_off = [linear.means(s, at_zero.sites).log_prob(m)[0], at_zero.local.mean + moved]
+    return slopes if same(read_off, [expected, here.local.mean]) else None
