@@ -10,6 +10,7 @@ import pyro.distributions as dist
 import torch
 from pyro import poutine
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.quasirandom import SobolEngine
 
 from hierfl.core import noise
@@ -23,6 +24,7 @@ from hierfl.laplace.trials import first_row
 from hierfl.program.sites import Latents, Model, Values, family
 from hierfl.summaries.conditional import Proposal, normal_of, point
 from hierfl.summaries.exact import Spread
+from hierfl.summaries.growth import Growth
 from hierfl.summaries.hierarchy import Factors, Hierarchy, given
 from hierfl.summaries.own_scale import drawn as exactly
 from hierfl.summaries.quartic import Quartic
@@ -234,6 +236,16 @@ def _factor_at(hierarchy: Hierarchy, own: dict[str, Tensor], z: Tensor) -> tuple
     return power * here.precision, power * here.shift
 
 
+def _grown(own: dict[str, Tensor], wide: tuple[Tensor, Tensor], u: Tensor) -> tuple[Tensor, Tensor]:
+    """Return wide factors of w alone, (C, V, V) and (C, V), at u (U,)."""
+    growth = Growth(*(own[f"wide_{name}"] for name in Growth._fields))
+    size = growth.center.shape[1]
+    inside, across = wide[0][:, :size].tensor_split([size], 2)
+    precision, shift = growth.of(inside, across, wide[1][:, :size], u)
+    more = len(u)
+    return pad(precision, (0, more, 0, more)), pad(shift, (0, more))
+
+
 def _mixing_normals(size: int) -> tuple[Tensor, Tensor]:
     """Return normals (F, M) and log weights (F,): of one in equal steps, whose sums are as good as those of Gauss."""
     if size > 1:
@@ -276,6 +288,8 @@ def candidate(
     factor = _factor_at(hierarchy, own, z)
     wider = 1.0 if exact else 1.0 + WIDER / max(1, e.shape[-1]) ** 0.5
     wide = (own["wide_precision"], own["wide_shift"]) if "wide_shift" in own else None
+    if wide is not None and "wide_rates" in own:
+        wide = _grown(own, wide, z[hierarchy.reading.shared])
     how: dict[str, Any] = {"wide": wide, "wider": wider, "with_prior": with_prior}
     at, log_weight = point(hierarchy, z, row, factor, proposals, e, side, **how)
     u, size, (precision, shift) = z[hierarchy.reading.shared], at.shape[1], factor
@@ -302,12 +316,19 @@ from_factor.build.has_global_sites = True  # type: ignore[attr-defined]
 
 
 def own_shapes(
-    size: int, mixing: int, sums: tuple[str, ...] = (), *, wide: bool = False
+    size: int, mixing: int, sums: tuple[str, ...] = (), *, wide: bool = False, read: int = 0
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a client's factor, V = `size`, of its proposals, M = `mixing`, and of sums."""
+    """Return the shapes of a client's factor, V = `size`, of its proposals, M = `mixing`, and of sums.
+
+    `read` is U where the curvature of its wide factor may grow with u.
+    """
     shapes: dict[str, tuple[int, ...]] = {"precision": (size, size), "shift": (size,)}
     if wide:
         shapes |= {f"wide_{name}": shape for name, shape in shapes.items()}
+    if read:
+        own = size - read
+        shapes |= {"wide_center": (own,), "wide_slope": (own,), "wide_origin": (read,)}
+        shapes |= {"wide_drift": (own, read), "wide_rates": (own, read)}
     if mixing:
         shapes |= {"loc": (2, mixing), "tril": (2, mixing, mixing)}
     return shapes | dict.fromkeys(sums, ())

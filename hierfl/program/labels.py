@@ -44,15 +44,17 @@ def check_names(data: ClientData) -> None:
             )
 
 
-def label_fields(model: Model, trace: Any, batch: ClientBatch) -> dict[str, str]:
-    """Return the field that each site observes, as it is or transformed (`batch.y.float()`)."""
+def label_fields(
+    model: Model, trace: Any, batch: ClientBatch
+) -> tuple[dict[str, str], frozenset[str]]:
+    """Return site -> the field it observes, as it is or transformed, and the sites that observe several."""
     columns = {**batch.fields, **batch.client_fields}
     observing: dict[str, list[str]] = {}
     for name, site in trace.nodes.items():
         observed = site["type"] == "sample" and site["is_observed"] and not is_deterministic(site)
         if observed and in_clients(site) and not is_factor(site):
             observing[name] = [k for k, v in columns.items() if v is site["value"]]
-    labels = {}
+    labels, computed = {}, set()
     for name, same in observing.items():
         fields = list(same)
         for changed, nodes in () if same else with_one_changed(model, batch):
@@ -60,14 +62,10 @@ def label_fields(model: Model, trace: Any, batch: ClientBatch) -> dict[str, str]
             if not torch.equal(value, trace.nodes[name]["value"]):
                 fields.append(changed)
         if len(fields) > 1 and not same:
-            raise ProgramError(
-                f"site '{name}' observes a value computed from the fields {', '.join(fields)}, so "
-                "it is unclear which of them is unknown in a prediction: make the value a field "
-                f"of its own, data.with_fields({name}=...)"
-            )
-        if fields:  # a site may also observe no field, zeros for example: it has no label
+            computed.add(name)
+        elif fields:  # a site may also observe no field, zeros for example: it has no label
             labels[name] = fields[0]
-    return labels
+    return labels, frozenset(computed)
 
 
 class Recorded(UserDict[str, Any]):

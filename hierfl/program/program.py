@@ -272,9 +272,9 @@ class Program:
             )
         if name in self.factors or (name is None and not of_rows and self.factors):
             raise ValueError(
-                f"'{name or next(iter(self.factors))}' is a pyro.factor, a density without a "
-                "distribution to predict or draw labels from: observe them by pyro.sample(name, "
-                "distribution, obs=batch.y)"
+                f"'{name or next(iter(self.factors))}' is a pyro.factor, or observes a value "
+                "computed from several fields, so that it has no label to predict or draw: observe "
+                "one field, pyro.sample(name, distribution, obs=batch.y)"
             )
         sites = ", ".join(f"'{site}'" for site in of_rows) or "none"
         if name is None and len(of_rows) != 1:

@@ -72,6 +72,7 @@ from hierfl.program.wrapped import (
     moving_supports,
     sites_to_float,
     with_common_site,
+    with_factors,
     with_filled_labels,
     with_fixed_supports,
     with_float_labels,
@@ -231,10 +232,11 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
                 other, _ = _trace(model, batch, "model", seed, PriorCenters())
                 refuse_first(faults_of_rows(single, other))
         with untouched_store():
-            labels = label_fields(model, pair, two)
+            labels, computed = label_fields(model, pair, two)
         floats, is_mapped = sites_to_float(pair), has_mapped_sites(pair)
-        if floats or is_mapped:
+        if floats or is_mapped or computed:
             model = with_float_labels(model, floats) if floats else model
+            model = with_factors(model, computed) if computed else model
             model = with_plain_sites(model) if is_mapped else model
             pair, _ = _trace(model, two, "model", seed, PriorCenters())
             single, reads = _trace(model, single_batch, "model", seed, PriorCenters())

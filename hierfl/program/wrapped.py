@@ -148,6 +148,20 @@ class _Floats(Messenger):
             msg["value"] = value if value.is_floating_point() else value.to(self.dtype)
 
 
+class _Factors(Messenger):
+    """Turns some observed sites into factors: which of the fields they observe is unknown, nobody can say."""
+
+    def __init__(self, sites: frozenset[str]) -> None:
+        super().__init__()
+        self.sites = sites
+
+    def _pyro_sample(self, msg: Site) -> None:
+        if msg["name"] in self.sites:
+            density = dist.Unit(msg["fn"].log_prob(msg["value"]))
+            msg["fn"], msg["value"] = density, density.sample()
+            msg["infer"] = {**(msg["infer"] or {}), "is_auxiliary": True}
+
+
 class _Filled(Messenger):
     """Fills observed values that no mask counts, which may be NaN, by a value inside their support."""
 
@@ -248,6 +262,11 @@ def with_float_labels(model: Model, sites: Iterable[str]) -> Model:
     """Return the model with the labels of some sites observed as floats."""
     chosen = frozenset(sites)
     return under(model, lambda batch: _Floats(chosen, batch.counts.dtype))
+
+
+def with_factors(model: Model, sites: frozenset[str]) -> Model:
+    """Return the model with factors in the place of some observed sites."""
+    return under(model, lambda _: _Factors(sites))
 
 
 def with_filled_labels(model: Model) -> Model:

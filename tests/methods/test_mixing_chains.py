@@ -185,7 +185,7 @@ def test_chains_say_what_they_need_and_end_where_no_more_would_do() -> None:
 
 def test_coordinates_in_which_chains_mix_sooner_are_kept() -> None:
     nothing = (torch.zeros(2, 1), Whitening(torch.zeros(1), torch.eye(1), torch.ones(0)))
-    first, faster, slower = _Chains(1.2), _Chains(1.1, 1.01), _Chains(1.2)
+    first, faster, slower = _Chains(1.2), _Chains(1.12, 1.01), _Chains(1.2)
     faster.seconds, slower.seconds = 0.5, 2.0
     tried: list[_Chains] = []
 
@@ -199,6 +199,10 @@ def test_coordinates_in_which_chains_mix_sooner_are_kept() -> None:
     where, drawn = until_mixed(first, (lambda *of: None, to(faster), to(slower)), *nothing)
     assert where is faster and tried == [first, faster]
     assert len(drawn.steps) == 120  # those of the trial count
+    # chains that have nearly mixed run on as they are
+    nearly = _Chains(1.08, 1.01)
+    where, drawn = until_mixed(nearly, (to(slower),), *nothing)
+    assert where is nearly and len(tried) == 2 and len(drawn.steps) == 120
 
 
 def items(batch: ClientBatch) -> None:

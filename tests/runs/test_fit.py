@@ -1,6 +1,7 @@
 """The result of `fit`: history, scores, early stopping, schedules, averages, predictions, posterior."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -318,15 +319,23 @@ def test_with_two_observed_sites_predict_needs_a_name_and_held_out_scores_use_bo
     assert fitted.predict(data.without("y"), site="ill").kind == "binary"
 
 
-def test_a_label_made_of_two_fields_is_refused_by_name() -> None:
-    def model(batch: ClientBatch) -> None:
+def test_a_value_made_of_two_fields_counts_as_a_factor_and_has_no_label() -> None:
+    def model(batch: ClientBatch, as_factor: bool = False) -> None:
         with batch.clients():
             w = pyro.sample("w", dist.Normal(0.0, 1.0))
             with batch.data():
-                pyro.sample("rest", dist.Normal(w, 1.0), obs=batch.y - batch.x[..., 0])
+                density, rest = dist.Normal(w, 1.0), batch.y - batch.x[..., 0]
+                if as_factor:
+                    pyro.factor("rest", density.log_prob(rest))
+                else:
+                    pyro.sample("rest", density, obs=rest)
 
+    data = federation()
+    both = (model, partial(model, as_factor=True))
+    fits = [fit(fedsvi(program), data, rounds=2, eval_every=2) for program in both]
+    first, second = (fitted.posterior(draws=50).posterior["w"].values for fitted in fits)
+    np.testing.assert_array_equal(first, second)
     with pytest.raises(
-        ValueError,
-        match=r"site 'rest' observes a value computed from the fields x, y, .*data\.with_fields\(rest=",
+        ValueError, match=r"'rest' .* observes a value computed from several fields"
     ):
-        fit(fedsvi(model, guides.delta), federation(), rounds=1)
+        fits[0].predict(data)

@@ -23,11 +23,12 @@ from hierfl.core.gaussians import Factor
 from hierfl.methods.stages.joint import Joint, Standard, standard_of
 from hierfl.optimizers import Adam
 from hierfl.summaries.factor import factor_of, q_of
+from hierfl.summaries.growth import Growth, at_origin, moving
 from hierfl.summaries.moving import line_of
 from hierfl.summaries.reading import QuadratureNodes
 from hierfl.summaries.surrogate import any_client, prior_draws
 
-TURNS, CLIMB = 2, 100  # renewals of the factors before the chains, steps to a mode
+CLIMB = 100  # steps to a mode
 TRIES = 20  # points for each chain, of which it starts at a usable one
 # points of each kind for each chain, from the likeliest of which modes are looked for; first steps
 # there, and their length; modes that are compared
@@ -38,6 +39,9 @@ NOWHERE_FINITE = (
 )
 STEP, FLATTEST = 1e-4, 0.02  # of differences of slopes; least curvature of a direction
 LOWEST = 1e30  # log density of a point where it is not finite
+# sds by the prior between which the density of clients' scalars is averaged, in a second search for
+# modes: where these can fit all rows, a noise's scale of 0 has an infinite density, and no mass
+APART = 0.3
 AWAY = 0.5  # sd of points about 0
 WIDE = 3.0  # sds about the mode from which every second chain starts: R-hat then sees another mode
 FARTHEST = 5.0  # sds of the belief that a client's factor may move its scalars
@@ -67,26 +71,27 @@ class ChainStarts:
     def about_mode(self, draws_z: Tensor) -> ChainStart:
         """Return a start about the mode, which is looked for from draws of z (S, K)."""
         shared, alone = self.joint.shared, self.alone(draws_z)
-        modes = [self._climbed(alone, x) for x in self._ascended(alone, draws_z)]
-        about = [(x, self._whitening(alone, x[:shared])) for x in modes]
-        mode, of_z = max(about, key=lambda of: self._mass(alone, *of))
-        by_none = alone, mode, of_z, self._spread(of_z, alone, mode)
-        standard, at, of_z, near = by_none
+        kinds = (0.0, APART) if self.joint.has_own else (0.0,)
+        modes = [self._heaviest(alone, draws_z, apart) for apart in kinds]
+        near = [self._spread(of_z, alone, mode) for mode, of_z in modes]
+        factors = [self._about(self.joint.z_of(z)) for z in near]
+        best = max(range(len(kinds)), key=lambda i: self._typical(factors[i], near[i]))
+        (mode, _), standard = modes[best], factors[best]
+        by_none = alone, mode, modes[best][1], near[best]
+        # again, by factors about the mode by factors
         is_shared = torch.arange(len(mode)) < shared
-        for turn in range(TURNS):  # each by factors about the mode of the one before
-            if turn:
-                at = self._climbed(standard, at)
-                of_z = self._whitening(standard, at[:shared])
-                near = self._spread(of_z, standard, at)
-            standard, at = self._about(self.joint.z_of(near)), torch.where(is_shared, at, 0.0)
+        at = self._climbed(standard, torch.where(is_shared, mode, 0.0))
+        of_z = self._whitening(standard, at[:shared])
+        near_z = self._spread(of_z, standard, at)
+        standard, at = self._about(self.joint.z_of(near_z)), torch.where(is_shared, at, 0.0)
         own = self._normal(len(at) - shared)
-        points = torch.cat([near[: self.joint.count], at[shared:] + own], 1)
+        points = torch.cat([near_z[: self.joint.count], at[shared:] + own], 1)
         if self._are_usable(standard, points, alone, mode):
             wide = self._spread(of_z._replace(tril=WIDE * of_z.tril), standard, at)
             points[1::2, :shared] = wide[1 : self.joint.count : 2]
         else:
-            standard, at, of_z, near = by_none
-            points = torch.cat([near[: self.joint.count], at[shared:] + NEAR * own], 1)
+            standard, at, of_z, near_z = by_none
+            points = torch.cat([near_z[: self.joint.count], at[shared:] + NEAR * own], 1)
         of_all = of_z._replace(loc=at, scale=torch.ones(len(at) - shared))
         return ChainStart(standard, points, of_all)
 
@@ -108,21 +113,39 @@ class ChainStarts:
         before = self.joint.at(here.view(-1, self.joint.size), old)[0]
         return bool(after.median() >= before.median() - NATS * self.joint.size - MORE)
 
+    def _typical(self, standard: Standard, x: Tensor) -> float:
+        """Return the log density about z's coordinates (S, K) where a standard is right."""
+        x = x[: self.joint.count]
+        points = torch.cat([x, self._normal(self.joint.size - self.joint.shared)], 1)
+        return float(self.joint.at(points, standard)[0].nan_to_num(nan=-torch.inf).median())
+
     def alone(self, z: Tensor) -> Standard:
         """Return scales by the prior alone, about draws of z (S, K)."""
         none = self.joint.none
         return self._standard(none.precision, none.shift, z)
 
-    def _standard(self, precision: Tensor, shift: Tensor, z: Tensor) -> Standard:
+    def _standard(
+        self, precision: Tensor, shift: Tensor, z: Tensor, growth: Growth | None = None
+    ) -> Standard:
         few, hierarchy = z[:: max(1, len(z) // (FEW * (1 + z.shape[1])))], self.joint.hierarchy
         line = line_of(hierarchy, few, self.joint.none.fields, (precision, shift))
-        return standard_of(precision, shift, line, hierarchy.reading.own_size)
+        return standard_of(precision, shift, line, hierarchy.reading.own_size, growth)
 
     def _about(self, z: Tensor) -> Standard:
         """Return clients' scales by their factors about draws of z (S, K)."""
-        none, rows = self.joint.none, self.joint.rows
+        rows, size = self.joint.rows, self.joint.hierarchy.reading.own_size
         equal = torch.full((len(z),), -math.log(len(z)))
-        belief = any_client(self.joint.surrogate, z, equal, none)
+        belief = any_client(self.joint.surrogate, z, equal, self.joint.none)
+        if size and moving(rows.line, size):
+            factor, growth = at_origin(rows, belief, self._factor, size)
+            if bool(growth.moves.any()):
+                return self._standard(factor.precision, factor.shift, z, growth)
+        factor = self._factor(belief)
+        return self._standard(factor.precision, factor.shift, z)
+
+    def _factor(self, belief: tuple[Tensor, Tensor]) -> Factor:
+        """Return clients' factors about a belief, m (V,) and C (V, V)."""
+        none, rows = self.joint.none, self.joint.rows
         before = Factor(none.precision, none.shift, torch.zeros(rows.clients))
         unknown = torch.zeros(rows.clients, dtype=torch.bool)
         own = factor_of(rows, belief, self.nodes, before, unknown)
@@ -131,15 +154,14 @@ class ChainStarts:
         # steps that did not settle leave a slope without its curvature
         usable = (away * (away @ prior)).sum(1) < FARTHEST**2
         precision = torch.where(usable[:, None, None], own.precision, 0.0)
-        shift = torch.where(usable[:, None], own.shift, 0.0)
-        return self._standard(precision, shift, z)
+        return own._replace(precision=precision, shift=torch.where(usable[:, None], own.shift, 0.0))
 
     def _normal(self, size: int, count: int = 1) -> Tensor:
         """Return `count` standard normal vectors for each chain."""
         g = torch.Generator().manual_seed(self.seed & 0x7FFFFFFF)
         return torch.randn(count * self.joint.count, size, generator=g)
 
-    def _ascended(self, standard: Standard, draws_z: Tensor) -> Tensor:
+    def _ascended(self, standard: Standard, draws_z: Tensor, apart: float = 0.0) -> Tensor:
         """Return the highest points (MODES, K + N E) that short climbs from many places reach."""
         hierarchy, shared, count = self.joint.hierarchy, self.joint.shared, self.joint.count
         # of vague priors all draws may be impossible
@@ -156,12 +178,22 @@ class ChainStarts:
         climb = Adam(LENGTH)
         state = climb.init(at)
         for _ in range(ASCENT):
-            slope = self._narrowed(at, standard)[1].nan_to_num(0.0, 0.0, 0.0)
+            slope = self._narrowed(at, standard, apart)[1].nan_to_num(0.0, 0.0, 0.0)
             move, state = climb.update(-slope, state)
             at = at + move
-        value = self._narrowed(at, standard)[0]
+        value = self._narrowed(at, standard, apart)[0]
         value = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
         return at[value.topk(MODES).indices]
+
+    def _heaviest(
+        self, standard: Standard, draws_z: Tensor, apart: float
+    ) -> tuple[Tensor, Whitening]:
+        """Return the mode (K + N E,) with the most mass, and the Normal of z by the curvature there."""
+        modes = [
+            self._climbed(standard, x, apart) for x in self._ascended(standard, draws_z, apart)
+        ]
+        about = [(x, self._whitening(standard, x[: self.joint.shared])) for x in modes]
+        return max(about, key=lambda of: self._mass(standard, *of))
 
     def _mass(self, standard: Standard, mode: Tensor, of_z: Whitening) -> float:
         """Return the log mass about a mode, by its curvature in z: the higher one may be narrow."""
@@ -184,7 +216,7 @@ class ChainStarts:
         of_rows = f"; the likelihood {sites} of {bad} of {len(v)} clients is not finite there"
         return of_rows if bad else ""
 
-    def _climbed(self, standard: Standard, start: Tensor) -> Tensor:
+    def _climbed(self, standard: Standard, start: Tensor, apart: float = 0.0) -> Tensor:
         """Return the mode of the density, with narrower e, from a point (K + N E,).
 
         Where one row can sit at infinite density, as of a client with a scale of its own, the mode
@@ -192,7 +224,7 @@ class ChainStarts:
         """
 
         def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
-            value, slope = self._narrowed(torch.from_numpy(x)[None], standard)
+            value, slope = self._narrowed(torch.from_numpy(x)[None], standard, apart)
             lost = -value[0].nan_to_num(nan=-LOWEST, posinf=-LOWEST, neginf=-LOWEST)
             return float(lost), -slope[0].nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).numpy()
 
@@ -205,14 +237,23 @@ class ChainStarts:
             options={"maxiter": CLIMB, "maxcor": CLIMB},
         )
         there = torch.from_numpy(climb.x)
-        after, before = (self._narrowed(x[None], standard)[0] for x in (there, start))
+        after, before = (self._narrowed(x[None], standard, apart)[0] for x in (there, start))
         rises = bool(after >= before)
         return there if rises and bool(there.isfinite().all()) else start
 
-    def _narrowed(self, x: Tensor, standard: Standard) -> tuple[Tensor, Tensor]:
+    def _narrowed(self, x: Tensor, standard: Standard, apart: float = 0.0) -> tuple[Tensor, Tensor]:
         """Return log densities (S,) with narrower e and gradients (S, K + N E), at points x."""
-        value, slope = self.joint.at(x, standard)
         e = torch.where(torch.arange(x.shape[1]) < self.joint.shared, 0.0, x)
+        if apart:
+            move = (
+                apart
+                * self._normal(x.shape[1])[0]
+                * (torch.arange(x.shape[1]) >= self.joint.shared)
+            )
+            ends = [self.joint.at(x + end, standard) for end in (move, -move)]
+            value, slope = (0.5 * (above + below) for above, below in zip(*ends, strict=True))
+        else:
+            value, slope = self.joint.at(x, standard)
         return value - 0.5 * e.square().sum(1), slope - e
 
     def _whitening(self, standard: Standard, mode: Tensor) -> Whitening:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import Quadratic, dot, times, times_factor, times_one
+from hierfl.core.gaussians import Quadratic, dot, times, times_factor
 from hierfl.core.process import replaced
 from hierfl.core.traced import Gradient
 from hierfl.methods.stages.scaled_means import ScaledMeans
@@ -20,6 +20,7 @@ from hierfl.program.carried import OF_MANY_DRAWS
 from hierfl.program.handlers import unchecked
 from hierfl.program.traces import Site
 from hierfl.summaries.conditional import Proposal, normal_of
+from hierfl.summaries.growth import Growth, no_growth
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.moving import MixingLine, laplace_at
 from hierfl.summaries.packed_rows import PackedRows
@@ -33,30 +34,34 @@ PADDED = 1 << 13  # scalars of points, beyond which a single one is not carried 
 
 
 class Standard(NamedTuple):
-    """What clients' scalars are standardized by: factors, as functions of their own scalars w."""
+    """What clients' scalars w are standardized by: factors, as functions of u."""
 
-    precision: Tensor  # (N, W, W)
+    precision: Tensor  # (N, W, W), at the growth's origin
     cross: Tensor  # (N, W, U), by which the shift of w moves with u
     shift: Tensor  # (N, W), at u = 0
+    growth: Growth
     line: MixingLine
 
-    def shift_at(self, u: Tensor) -> Tensor:
-        """Return the shift of w, (N, W), at u (U,)."""
-        return self.shift - times_one(self.cross, u)
+    def at(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the precision (N, W, W) and the shift (N, W) of w at u (U,)."""
+        return self.growth.of(self.precision, self.cross, self.shift, u)
 
 
-def standard_of(precision: Tensor, shift: Tensor, line: MixingLine, own: int) -> Standard:
+def standard_of(
+    precision: Tensor, shift: Tensor, line: MixingLine, own: int, growth: Growth | None = None
+) -> Standard:
     """Return what standardizes W = `own` scalars by factors (N, V, V) and (N, V).
 
     What these say of u alone cancels.
     """
     inside, cross = precision[:, :own].tensor_split([own], 2)
-    return Standard(inside, cross, shift[:, :own], line)
+    growth = no_growth(len(shift), own) if growth is None else growth
+    return Standard(inside, cross, shift[:, :own], growth, line)
 
 
 def flat(standard: Standard) -> tuple[Tensor, ...]:
     """Return the tensors of what scalars are standardized by."""
-    return (*standard[:3], *standard.line)
+    return (*standard[:3], *standard.growth, *standard.line)
 
 
 class ScalarNodes(NamedTuple):
@@ -165,10 +170,9 @@ class Joint:
         with unchecked(), replaced(OF_MANY_DRAWS):
             return torch.vmap(function, chunk_size=chunk)(x[:, : self.shared], e)
 
-    def _value(
-        self, x: Tensor, precision: Tensor, cross: Tensor, shift: Tensor, *line: Tensor
-    ) -> Tensor:
-        standard = Standard(precision, cross, shift, MixingLine(*line))
+    def _value(self, x: Tensor, *of_standard: Tensor) -> Tensor:
+        factors, growth, line = of_standard[:3], of_standard[3:8], of_standard[8:]
+        standard = Standard(*factors, Growth(*growth), MixingLine(*line))
         x, volume = self._natural(x)
         if self.nodes is not None:
             return volume + self._summed(x, standard, self.nodes)
@@ -226,7 +230,8 @@ class Joint:
         e = self.own_parts(x)[..., :size]
 
         def one(z: Tensor, e: Tensor) -> Tensor:
-            return self._proposal(z, standard).at(e).flatten()
+            factor = standard.at(z[self.hierarchy.reading.shared])
+            return self._proposal(z, standard, factor).at(e).flatten()
 
         mixing: Tensor = self._mapped(one, x, e)
         return mixing
@@ -234,35 +239,37 @@ class Joint:
     def _one(self, z: Tensor, e: Tensor, by: Standard) -> tuple[Tensor, Tensor, Tensor]:
         """Return log p(z) (), the log densities of e (N,) without rows, and w (N, W)."""
         h, size = self.hierarchy, self.hierarchy.mixing_size
-        proposal = self._proposal(z, by) if size else None
+        factor = by.at(z[h.reading.shared])
+        proposal = self._proposal(z, by, factor) if size else None
         t = proposal.at(e[:, :size]) if proposal is not None else None
-        sites, of_w = self._given(z, t, by)
+        sites, of_w = self._given(z, t, factor)
         integral, mean, tril = normal_of(of_w, 1.0)
         w = mean + (tril @ e[:, size:, None])[..., 0]
         over = integral + h.log_mixing(sites, t) - 0.5 * e.square().sum(1)
         if proposal is not None and t is not None and h.mixing is not None:
             over, w = over - proposal.log_prob(t), h.mixing.whole(w, t)
-        over = over - dot(by.shift_at(z[h.reading.shared]) - 0.5 * times(by.precision, w), w)
+        precision, shift = factor
+        over = over - dot(shift - 0.5 * times(precision, w), w)
         return h.log_global(z, sites, without=()), over.expand(len(w)), w
 
     def _given(
-        self, z: Tensor, t: Tensor | None, by: Standard
+        self, z: Tensor, t: Tensor | None, factor: tuple[Tensor, Tensor]
     ) -> tuple[dict[str, Site], Quadratic]:
         """Return the sites at z and t (N, M), and p(w | z, t) times the clients' factors."""
-        h, u = self.hierarchy, z[self.hierarchy.reading.shared]
+        h = self.hierarchy
         row = h.batch(self.none.fields, 1 if t is None else len(t))
         sites = h.given(z, row, t)
-        precision, shift, others = by.precision, by.shift_at(u), u[:0]
+        (precision, shift), others = factor, z[:0]
         if h.mixing is not None and t is not None:
             at, others = h.arrangement[: h.reading.own_size], h.mixing.sampled_part(t)
             precision, shift = precision[:, at][:, :, at], shift[:, at]
         return sites, times_factor(h.local(z, row, t, sites), others, precision, shift)
 
-    def _proposal(self, z: Tensor, by: Standard) -> Proposal:
+    def _proposal(self, z: Tensor, by: Standard, factor: tuple[Tensor, Tensor]) -> Proposal:
         """Return proposals of mixing parameters at z, by their density there."""
 
         def density(t: Tensor) -> Tensor:  # (N, 1, M) -> (N,)
-            sites, of_w = self._given(z, t[:, 0], by)
+            sites, of_w = self._given(z, t[:, 0], factor)
             return self.hierarchy.log_mixing(sites, t[:, 0]) + of_w.log_integral()[0]
 
         return laplace_at(density, by.line.at(z))

@@ -27,6 +27,7 @@ STUCK, GAIN = 0.2, 0.8  # an excess of R-hat over 1 that has to fall by this fac
 SURE = 0.05  # Monte Carlo error of a scalar's sd, relative to it, above which they run on
 # times the most iterations: chains that need more end unmixed, or with twice that error
 HOPELESS = 4.0
+NEARLY = 2.0  # times their iterations: chains that need no more run on as they are
 CHEAP = 8.0  # seconds of counted work, up to which chains run on whatever R-hat does
 HELD = 0.25  # what effective draws are worth where a chain is held, which begins again
 DENSE = 100  # scalars that are whitened by a matrix in the program's own coordinates
@@ -128,12 +129,12 @@ def until_mixed(
 ) -> tuple[ChainCoordinates, Sampled]:
     """Return draws of chains that have mixed, or do not mix, and the coordinates they ran in.
 
-    Where the first ones do not mix at once, `others` are tried.
+    Where the first ones are far from mixed, `others` are tried.
     """
     here, before, held = first, math.inf, False
     drawn = first.sampled(start, whitening, WARM, LEAST, on_trial=first.joint.has_own)
     for coordinates in others:
-        new = None if is_mixed(drawn) else coordinates(here, drawn)
+        new = None if needed(drawn) <= NEARLY * len(drawn.steps) else coordinates(here, drawn)
         if new is None:
             continue
         tried = new[0].sampled(*new[1:], WARM, LEAST, on_trial=True)
@@ -147,11 +148,12 @@ def until_mixed(
         # chains that hold are renewed
         again = math.isinf(excess) and not math.isinf(before)
         still = needed(drawn)
+        is_nearly_mixed = still <= NEARLY * done
         is_stuck = excess >= max(STUCK, GAIN * before) or still > HOPELESS * MOST
         if done > LEAST and is_stuck and not again and not here.is_cheap(drawn):
             break
         before, held = excess, held or math.isinf(excess)
-        if (done < RENEWED and here is first) or math.isinf(excess):
+        if (done < RENEWED and here is first and not is_nearly_mixed) or math.isinf(excess):
             at, to, old = thinned(drawn.draws, here.joint.count), min(2 * done, MOST), None
         else:
             at, to, old = drawn.steps[-1], done, drawn

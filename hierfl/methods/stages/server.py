@@ -121,7 +121,7 @@ class Rounds:
         message = self.belief(state)
         if state.weights:
             message["draws"] = state.final.draws[self.work.asked(state), : self.work.shared]
-        if state.weights and bool(state.chained):  # draws of the posterior, which no ratio weights
+        if bool(state.chained):  # draws of the posterior, which no ratio weights
             message["rough"] = state.chained
         return message
 
