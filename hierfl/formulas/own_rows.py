@@ -297,7 +297,11 @@ def _is_two_valued(values: Floats) -> bool:
 def _tells_in(amounts: Floats, least: int) -> bool:
     """Return whether the sum of an amount over some rows, (n, p), is of few: a few of a handful have most squares."""
     least = min(least, len(amounts) // 4 + 1)
-    return any(len(isolated(of[:, None], least, EXACT)) for of in amounts.T)
+    squares = (amounts - amounts.mean(0)) ** 2
+    uneven = np.flatnonzero(
+        squares.max(0) > squares.sum(0) / (2 * least)
+    )  # no other row is isolated
+    return any(len(isolated(amounts[:, [k]], least, EXACT)) for k in uneven)
 
 
 def _of_bars(
