@@ -195,6 +195,7 @@ class Client:
         row_noise: the budget that each round spends (`summaries.row_noise.RowNoise`). Default None.
         mail: names of the fields, the outermost first, that lead to the part of the client state
             which the server writes, if the method has `Server.mail`. Default none.
+        sums_by: a field of codes, of each of which sums over rows leave the client. Default none.
     """
 
     own: Tree
@@ -213,6 +214,7 @@ class Client:
     rowless: Callable[[Tree], tuple[Tensor, Tree]] | None = None
     row_noise: Any = None
     mail: tuple[str, ...] = ()
+    sums_by: str = ""
 
     def __repr__(self) -> str:
         return f"Client(own {sizes(self.own)}; {len(self.phases)} phases)"

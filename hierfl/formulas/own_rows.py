@@ -186,13 +186,31 @@ class Disclosed(NamedTuple):
 
     `read` are values of columns, `columns` those of the design, of responses that are numbers and of
     weights, `beside` a response's levels, the pieces of its likelihood, and what stands beside it;
-    `rows_known` is as of `known_values`.
+    `rows_known` is as of `known_values`, and `labels` names the responses.
     """
 
     read: Mapping[str, Floats]
     columns: Mapping[str, Floats]
     beside: Mapping[str, Floats]
     rows_known: Mapping[str, Any]
+    labels: frozenset[str]
+
+    @property
+    def whole(self) -> dict[str, Floats]:
+        """Those of all rows."""
+        made = {**self.columns, **self.beside}
+        for name in self.rows_known:
+            made.pop(name, None)
+        return made
+
+    @property
+    def amounts(self) -> Floats:
+        """Those of more than two values, (n, p), without responses that are counts."""
+        made = [np.zeros((len(self.matrix), 0))]
+        for name, values in self.whole.items():
+            is_count = name in self.labels and not (values % 1.0).any()
+            made += [] if is_count or _is_two_valued(values) else [values[:, None]]
+        return np.hstack(made)
 
     @property
     def matrix(self) -> Floats:
@@ -235,7 +253,7 @@ def disclosed_of(formula: Any, frame: pd.DataFrame, client: str) -> Disclosed:
     for label in declared.parts.labels if declared.family.edges else ():
         piece = np.searchsorted(declared.family.edges, ready[label], side="right")
         beside |= dict(_added(pd.Series(piece, name=f"{label} by piece"), True))
-    return Disclosed(read, columns, beside, rows_known)
+    return Disclosed(read, columns, beside, rows_known, frozenset(declared.parts.labels))
 
 
 def check_design(
@@ -244,7 +262,8 @@ def check_design(
     """Refuse a design whose columns, some combination of them or some of its groups are of a few rows (`Implausible`).
 
     X'X and X'y of a column that is the same in all but a few rows have those rows' values of all others:
-    DataSHIELD's rule for `ds.glm`. So have those of x and of x + 1000 (age > 96), by their difference.
+    DataSHIELD's rule for `ds.glm`. So have those of x and of x + 1000 (age > 96), by their difference, and
+    the sum of a dose in the rows of a level, where all but one have none.
     Two columns of two values are refused where fewer than `least_joint` rows have a pair of these.
     Returns what the fit tells of otherwise.
     """
@@ -259,12 +278,30 @@ def check_design(
     for name, known in rows_known.items():  # the others' sums are of rows that have a value, too
         if 0 < np.size(known) - np.count_nonzero(known) < least:
             raise Implausible(FEW.format(f"what '{name}' lacks", least))
-    whole = {n: of for n, of in disclosed.columns.items() if n not in rows_known}
-    whole |= disclosed.beside
+    whole, amounts = disclosed.whole, disclosed.amounts
     if whole and len(isolated(np.stack([*whole.values()], axis=1), least, EXACT)):
         raise Implausible(FEW.format("a combination of its columns", least))
-    _check_pairs(whole, least_joint)
+    is_high = {name: of == of.max() for name, of in whole.items() if _is_two_valued(of)}
+    for name, rows in is_high.items():
+        if any(_tells_in(amounts[of], least) for of in (rows, ~rows)):
+            raise Implausible(FEW.format(f"a number beside one value of '{name}'", least))
+    _check_pairs(is_high, least_joint)
     return disclosed
+
+
+def _is_two_valued(values: Floats) -> bool:
+    low, high = values.min(), values.max()
+    return bool(low < high and ((values == low) | (values == high)).all())
+
+
+def _tells_in(amounts: Floats, least: int) -> bool:
+    """Return whether the sum of an amount over some rows, (n, p), is of few: a few of a handful have most squares."""
+    least = min(least, len(amounts) // 4 + 1)
+    squares = (amounts - amounts.mean(0)) ** 2
+    uneven = np.flatnonzero(
+        squares.max(0) > squares.sum(0) / (2 * least)
+    )  # no other row is isolated
+    return any(len(isolated(amounts[:, [k]], least, EXACT)) for k in uneven)
 
 
 def _of_bars(
@@ -288,7 +325,8 @@ def _of_bars(
 def groups_of_few(formula: Any, frames: Any, least: int) -> str:
     """Return why a client may not send the sums of each of its own groups; "": enough rows are of each.
 
-    In a group, no combination of its columns may be of fewer than `least` rows either.
+    In a group, no combination of its columns, and no amount of the design, may be of fewer than `least`
+    rows either.
     """
     terms = [term for layout in formula.layouts for term in layout.at("within")]
     if not terms or formula.agreed.min_count < 2:  # a schema may name levels of single rows
@@ -297,14 +335,16 @@ def groups_of_few(formula: Any, frames: Any, least: int) -> str:
     ready = prepared(rows.own, formula.agreed.columns, rows.client)
     if formula.declared.imputed:
         ready, _ = filled(formula.declared.imputed, ready)
+    amounts = disclosed_of(formula, rows.frame, rows.client).amounts
     for term in terms:
         by = tuple(name for name in term.group.by if name != formula.clients)
         names, matrix = group_names(rows.own, by, rows.client), term.evaluate(ready, rows.client)
         _, codes = np.unique(names, return_inverse=True)
         ends = np.bincount(codes).cumsum()[:-1]
-        for own in np.split(matrix[np.argsort(codes, kind="stable")], ends):
-            differs = np.ptp(own, axis=0).any()
-            if len(own) < least or (differs and len(isolated(own, least, EXACT))):
+        for at in np.split(np.argsort(codes, kind="stable"), ends):
+            own, differs = matrix[at], np.ptp(matrix[at], axis=0).any()
+            few = len(own) < least or (differs and len(isolated(own, least, EXACT)))
+            if few or _tells_in(amounts[at], least):
                 return (
                     f"the method sends sums of each group of '{term.group.name}', and fewer than {least} "
                     "rows determine some (min_count): fit with disclose='sums', merge groups, or let the "
@@ -313,9 +353,8 @@ def groups_of_few(formula: Any, frames: Any, least: int) -> str:
     return ""
 
 
-def _check_pairs(columns: Mapping[str, Floats], least: int) -> None:
+def _check_pairs(is_high: Mapping[str, Any], least: int) -> None:
     """Refuse two columns of two values that fewer than `least` rows have together: X'X and X'y count them."""
-    is_high = {name: of == of.max() for name, of in columns.items() if len(np.unique(of)) == 2}
     for (name, first), (other, second) in combinations(is_high.items(), 2) if least > 1 else ():
         counts = np.bincount(2 * first + second)
         if counts[counts > 0].min() < least:

@@ -107,26 +107,26 @@ class Predictors(NamedTuple):
 def predictors_of(terms: Terms, size: int, dtype: torch.dtype | None = None) -> Predictors:
     """Return the linear predictors, read off at w = 0 and near it; size is D."""
     at_zero = terms(torch.zeros(size, dtype=dtype))
-    base, design = line_of(lambda w: predictors(terms(w)), size, dtype)
+    base = predictors(at_zero)
+    design = slopes_of(lambda w: predictors(terms(w)), base, size, dtype)
     return Predictors(at_zero, base, design)
 
 
-def line_of(
-    linear: Callable[[Tensor], Tensor], size: int, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return a linear function of w at 0, (n,), and its slopes, (n, D).
+def slopes_of(
+    linear: Callable[[Tensor], Tensor], base: Tensor, size: int, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return the slopes (n, D) of a linear function of w, whose value at 0 is `base` (n,).
 
     In double precision by steps so short that exp() of a predictor is a number where a column is 1e6.
     """
     eye = torch.eye(size, dtype=dtype)
     step = STEP if eye.dtype == torch.float64 else 1.0
-    base = linear(eye.new_zeros(size))
-    return base, ((torch.vmap(linear)(step * eye) - base) / step).mT
+    return ((torch.vmap(linear)(step * eye) - base) / step).mT
 
 
-def is_linear(terms: Terms, w: Tensor) -> bool:
-    """Return whether each row's log likelihood at w (D,) equals that at its linear predictor."""
-    there = terms(w)
+def is_linear(terms: Terms, w: Tensor, there: Mapping[str, Site] | None = None) -> bool:
+    """Return whether each row's log likelihood at w (D,), where terms are `there`, is that at its linear predictor."""
+    there = terms(w) if there is None else there
     if not all_linked(there):
         return False
     read, expected = predictors_of(terms, len(w)), log_likelihoods(there)

@@ -110,9 +110,9 @@ Names of levels and groups with {inquiry.policy.min_count} rows or more leave it
 
 
 def _about(rows: ReadRows, key: bytes) -> str:
-    """Return a name of rows, and of the columns of numbers and of categories that a formula reads."""
-    declared, row_set = rows.declared, rows_of_formula(rows, key, exact=True).row_set
-    whole = [declared.clients, sorted(row_set.columns.items()), sorted(declared.columns.items())]
+    """Return a name of rows, and of the columns that a formula reads, whatever a task calls the clients' column."""
+    row_set = rows_of_formula(rows, key, exact=True).row_set
+    whole = [sorted(row_set.columns.items()), sorted(rows.declared.columns.items())]
     return digest(json.dumps(whole).encode())
 
 

@@ -69,8 +69,7 @@ class ClientRows:
                 f"the policy has a budget for each row, and sums no noise: {BEFOREHAND}"
             )
         if len(self.frame) < (least := self.policy.min_count):
-            what = f"the client has fewer rows than the {least} of min_count"
-            raise Forbidden(f"{what}: {BEFOREHAND}")
+            raise Forbidden(f"the client has fewer rows than min_count, {least}: {BEFOREHAND}")
         for name in self.formula.declared.columns_read:
             if name not in self.frame.columns:
                 raise Refused(f"the client's rows have no column '{name}', which the formula reads")

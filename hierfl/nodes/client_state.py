@@ -75,9 +75,8 @@ class Node:
             policy = policy_at(named, self.folder, own=self.method)
         except ValueError as error:
             raise Forbidden("the node's policy cannot be read: its owner must fix it") from error
-        rows = self.federation.data.num_rows
-        policy.check(self.method, rows)
-        policy.check_client(self.federation.client, rows)
+        policy.check(self.method, self.federation.data.num_rows)
+        policy.check_client(self.federation.client, self.federation.data)
         if policy.approve == "ask":
             check_approved(self.folder, self.run)
         return policy

@@ -150,7 +150,6 @@ def _read(asks: str, content: bytes) -> tuple[Kind, Any, Message]:
 
 def _left(inquiry: Inquiry, release: Release, what: str = "") -> bytes:
     """Log what is about to leave, with the policy that lets it and the rows behind it, and return it."""
-    source, run = inquiry.source, inquiry.source.run or None
-    about = {**source.about, "policy": inquiry.policy.said(), **release.more}
-    what = release.what or what
-    return log.left(source.folder, release.content, what, run=run, tree=release.tree, **about)
+    source, policy = inquiry.source, inquiry.policy.said()
+    more: Any = {**source.about, "run": source.run or None, "policy": policy, **release.more}
+    return log.left(source.folder, release.content, release.what or what, tree=release.tree, **more)

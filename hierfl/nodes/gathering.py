@@ -138,8 +138,7 @@ def _begun_again(
             if not error.missing or len(ids) - len(error.missing) < fewest:
                 raise
             for who, why in error.missing.items():
-                text = f"{_called(who)} is left out, and the run begins again: {why[:LONGEST]}"
-                warn(text)
+                warn(f"{_called(who)} is left out, and the run begins again: {why[:LONGEST]}")
             absent = {**absent, **error.missing}
             introduced = {k: of for k, of in introduced.items() if of.client not in absent}
 
@@ -205,8 +204,7 @@ def join_introduced(
         if refused := {**refused, **other_starts(everyone, starts)}:
             raise TooFewNodes(reasons(refused), refused)
         name, ask_new = run_name(method, agreement, old.seed), ask(ids)
-        of_all = replace(method, everyone=True)
-        nodes = Nodes(of_all, everyone, few, name, ask_new, fewest, {})
+        nodes = Nodes(replace(method, everyone=True), everyone, few, name, ask_new, fewest, {})
         where = _two_rounds(fit, before, nodes, sorted(ids))
         counted = {**last_counted(old, fit.progress.history), **nodes.counted}
         stay = [{"client": n, "round": counted[n]} for n in agreement.names if n in counted]

@@ -106,7 +106,7 @@ def answering(folder: Path, run: str | None = None, *, of_owner: bool = False) -
             raise failed from error
 
 
-def may_tell(error: Exception) -> str:
+def may_tell(error: BaseException) -> str:
     """Return what may leave of an error in the rows or at the node: of a fault of the rows, the column and the kind."""
     if isinstance(error, CannotWrite):
         return UNWRITTEN

@@ -128,7 +128,7 @@ def node(
             federation = federate(method, rows, seed=seed, program=program)
         except IndexError as error:
             raise Refused("the model has no place for codes that were agreed on") from error
-        allowed.check_client(federation.client, own.rows)  # a preview takes steps
+        allowed.check_client(federation.client, rows)  # a preview takes steps
         run, key = run_name(method, agreement, seed), Ledger.at(root).key
         reads = sorted((program.reads.model | program.reads.guide) & rows.fields.keys())
         behind = rows_of_data(rows, reads or list(rows.fields), key)

@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from hierfl.core.arguments import check_known
 from hierfl.core.disk import private_folder, write_private
+from hierfl.data.clients import ClientData
 from hierfl.engine.supervised import Limits
 from hierfl.method import Client, Method
 from hierfl.methods.about import names
@@ -114,10 +115,11 @@ class Policy:
         if why:
             raise Forbidden(why)
 
-    def check_client(self, client: Client, rows: int) -> None:
+    def check_client(self, client: Client, data: ClientData) -> None:
         """Refuse steps that could single rows out, by few rows in a round or no row noise, and too many of them."""
-        steps, why = sum(phase.passes(rows) for phase in client.phases), ""
-        alone, together = client.rows_of(rows)
+        rows, by, why = data.num_rows, client.sums_by, ""
+        steps, (alone, together) = sum(p.passes(rows) for p in client.phases), client.rows_of(rows)
+        fewest = int(data.fields[by].unique(return_counts=True)[1].min()) if by else rows
         if steps > self.steps_a_round:
             why = self._too_many(f"a round has {steps:,} local steps", steps)
         elif together < self.min_rows:
@@ -125,6 +127,9 @@ class Policy:
         elif alone < (least := min(self.min_count, rows)):
             what = f"a mini-batch holds {alone} of the client's {rows} rows"
             why = f"{what}, not {least} or more (min_count): change batch_size"
+        elif fewest < least:
+            what = f"the method sends sums of each code of field '{by}'"
+            why = f"{what}, and fewer than {least} rows have one of them (min_count): merge codes"
         elif self.budget is not None and client.row_noise is None:
             what = "the rows have a budget of epsilon, and the method adds no noise to rows"
             why = f"{what}: use two_stage(model, row_noise=...)"

@@ -105,7 +105,7 @@ class Station:
         log.ASKED_BY.set(by)
         try:
             return self.reply(kind, content)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # the owner's code may end, sys.exit("no file")
             raise_if_memory(error)
             refusal = Refused(said(error, self.folder))
             refusal.logged = True
@@ -224,7 +224,7 @@ def station(
     return Station(FitCall(model), lambda: rows, Path(folder), policy, brought)
 
 
-def said(error: Exception, folder: Path | None) -> str:
+def said(error: BaseException, folder: Path | None) -> str:
     """Return what may leave a node of an error, which its log has whole; without a folder it has none."""
     text = str(error) if isinstance(error, Refused | NodeFailed | TooMuch) else log.may_tell(error)
     if folder is not None and not getattr(error, "logged", False):

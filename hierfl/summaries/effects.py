@@ -12,7 +12,7 @@ no link function, what is linear in e is read off the recorded operations of the
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -24,11 +24,11 @@ from hierfl.laplace.links import all_linked, log_likelihoods, predictors
 from hierfl.laplace.trials import (
     FAILS,
     is_linear,
-    line_of,
     moved_rows,
     nearly_equal,
     nearness,
     repeated,
+    slopes_of,
     terms_at,
     trial,
 )
@@ -70,7 +70,8 @@ class Effects:
 
 def predicted(read: Read, z: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Return the predictors at z and e = 0, (n,), and their derivatives in e, (n, D); size is D."""
-    return line_of(partial(read, z), size, z.dtype)
+    base = read(z, z.new_zeros(size))
+    return base, slopes_of(partial(read, z), base, size, z.dtype)
 
 
 class SeenEffects(NamedTuple):
@@ -111,18 +112,11 @@ def _tried(
     base, design = predicted(eta, origin, size)
     inverse = torch.linalg.pinv(design)
     across = torch.eye(len(base)) - design @ inverse  # 0 along the columns of the design
-    scales = {
-        j
-        for j in read
-        if any(_scales(eta, (z, _stepped(z, j, near)), (e, 0.0 * e)) for z, e in points)
-    }
+    tests = [_Test(eta, z, e, FAR * near) for z, e in points]
+    scales = {j for j in read if any(test.scales(j) for test in tests)}
     if not is_linked and not scales:  # shifts leave a Gaussian factor
         return SeenEffects()
-    inside = [
-        j
-        for j in read
-        if all(_is_absorbed(eta, (z, _stepped(z, j, near)), size, across) for z, _ in points)
-    ]
+    inside = [j for j in read if all(test.absorbs(j, across) for test in tests)]
     if not inside or not scales <= set(inside):
         return SeenEffects(is_scaled=is_linked and bool(scales))
     unseen = torch.eye(size, dtype=base.dtype) - inverse @ design
@@ -192,27 +186,29 @@ def _terms(program: Program, z: Tensor, e: Tensor, batch: ClientBatch) -> dict[s
     return terms_at(program, values, in_dtype(batch, z.dtype))
 
 
-def _stepped(z: Tensor, j: int, near: float = 1.0) -> Tensor:
-    other = z.clone()
-    other[j] += FAR * near
-    return other
+class _Test:
+    """Predictors at a random point, and with an entry j of z moved by a step (None: none is), each read once."""
 
+    def __init__(self, eta: Read, z: Tensor, e: Tensor, step: float) -> None:
+        def moved(j: int | None) -> Tensor:
+            return z if j is None else z.index_add(0, torch.tensor([j]), z.new_tensor([step]))
 
-Pair = tuple[Tensor, Tensor]
+        self.base = cache(lambda j: eta(moved(j), 0.0 * e))
+        self.along = cache(lambda j: eta(moved(j), e) - self.base(j))
+        self.design = cache(
+            lambda j: slopes_of(partial(eta, moved(j)), self.base(j), len(e), z.dtype)
+        )
 
+    def scales(self, j: int) -> bool:
+        """Return whether the step along j changes how far e moves the predictors."""
+        return not nearly_equal(self.along(None), self.along(j))
 
-def _scales(eta: Read, z: Pair, e: Pair) -> bool:
-    """Return whether predictors at two e are differently far apart at two z."""
-    scale, other = (torch.stack([eta(at, w) for w in e]).diff(dim=0) for at in z)
-    return not nearly_equal(scale, other)
-
-
-def _is_absorbed(eta: Read, z: Pair, size: int, across: Tensor) -> bool:
-    """Return whether two z move predictors apart along the columns of the design alone."""
-    (base, design), (new_base, new_design) = (predicted(eta, at, size) for at in z)
-    moved = torch.cat([(new_base - base)[:, None], new_design - design], 1)
-    # what moves nothing is not absorbed: no made-up row has its code
-    return not nearly_equal(moved, 0.0 * moved) and nearly_equal(across @ moved, 0.0 * moved)
+    def absorbs(self, j: int, across: Tensor) -> bool:
+        """Return whether the step along j moves predictors along the columns of the design alone."""
+        base, design = self.base(j) - self.base(None), self.design(j) - self.design(None)
+        moved = torch.cat([base[:, None], design], 1)
+        # what moves nothing is not absorbed: no made-up row has its code
+        return not nearly_equal(moved, 0.0 * moved) and nearly_equal(across @ moved, 0.0 * moved)
 
 
 def _is_right(effects: Effects, program: Program, batch: ClientBatch, z: Tensor, e: Tensor) -> bool:

@@ -281,16 +281,26 @@ class Hierarchy:
 
         return slopes_along(means, means(scales.new_zeros(len(self.inside))))
 
-    def slopes_at(self, z: Tensor, batch: ClientBatch, t: Tensor | None = None) -> Tensor:
-        """Return how far (mean of w, u) move with m: (C, V, Km), or (1, V, Km) for all clients."""
+    def slopes_at(
+        self,
+        z: Tensor,
+        batch: ClientBatch,
+        t: Tensor | None = None,
+        at_zero: Tensor | None = None,
+    ) -> Tensor:
+        """Return how far (mean of w, u) move with m: (C, V, Km), or (1, V, Km) for all clients.
+
+        `at_zero` is the mean of w at m = 0, if it is there.
+        """
         count = len(self.inside)
         if not count:
             return torch.zeros(1, self.reading.size, 0, dtype=z.dtype)
         axes = torch.eye(count, dtype=z.dtype)
-        at_zero = z.index_fill(0, self.inside, 0.0)
         s = z[self.outside]
+        if at_zero is None:
+            at_zero = self.local(z.index_fill(0, self.inside, 0.0), batch, t).mean
         ahead = torch.vmap(lambda m: self.local(self.whole(m, s), batch, t).mean)(axes)
-        moved = (ahead - self.local(at_zero, batch, t).mean).permute(1, 2, 0)  # (C, Dn, Km)
+        moved = (ahead - at_zero).permute(1, 2, 0)  # (C, Dn, Km)
         others = torch.zeros(self.reading.own_size - self.normal_size, count, dtype=z.dtype)
         shared = (self.order[self.reading.shared][:, None] == torch.arange(count)).to(z.dtype)
         return torch.cat([moved, *(v.expand(len(moved), -1, -1) for v in (others, shared))], 1)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hierfl.core.gaussians import inverse, product, upper_root
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.trials import line_of, nearly_equal
+from hierfl.laplace.trials import nearly_equal, slopes_of
 from hierfl.summaries.reading import QuadratureNodes, node_at_mean
 from hierfl.summaries.units import Units, UnitScore
 
@@ -116,7 +116,8 @@ class PackedRows:
 
         def of_unit(*own: Tensor) -> Tensor:
             batch = self.units.batch(own)
-            return line_of(lambda along: line(along, batch), size)[1]
+            base = line(torch.zeros(size), batch)
+            return slopes_of(lambda along: line(along, batch), base, size)
 
         design: Tensor = self.over_units(of_unit, *self.tensors)
         return design

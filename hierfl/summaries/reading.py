@@ -11,7 +11,7 @@ Gauss-Hermite or quasi-random. Without a linear predictor s is all of v.
 """
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -295,35 +295,40 @@ def _entries_of_sites(reading: Reading) -> list[Tensor]:
 
 def _tried(reading: Reading, batch: ClientBatch, g: torch.Generator) -> Line | None:
     start, sizes = start_of(reading).double(), [reading.own_size, len(reading.shared)]
-    points = []
+    directions = []
     for far in SIZES * TESTS:
         w, u = torch.randn(reading.size, generator=g).split(sizes)
-        points.append(torch.cat([far * w, 0.5 * u]))
+        directions.append(torch.cat([far * w, 0.5 * u]))
     terms = reading.terms(start, batch)
     if not all_linked(terms):
         return None
-    near = nearness(
-        lambda share: (predictors(reading.terms(start + share * v, batch)) for v in points)
-    )
-    points = [start + near * away for away in points]
+
+    @cache
+    def terms_along(k: int, share: float) -> dict[str, Site]:
+        return reading.terms(start + share * directions[k], batch)
+
+    every = range(len(directions))
+    near = nearness(lambda share: (predictors(terms_along(k, share)) for k in every))
+    points = [start + near * away for away in directions]
     slopes = torch.stack(
         [jacobian_of(lambda v: predictors(reading.terms(v, batch)), v) for v in points]
     )
     constant = ((slopes - slopes[0]).abs() <= EXACT * (1.0 + slopes[0].abs())).all(0).all(0)
     constant &= bool(slopes.any())  # where all probabilities are 0 or 1, nothing is seen
-    for v in points[: len(SIZES)]:
-        eta = predictors(reading.terms(v, batch))
+    for k in every[: len(SIZES)]:
+        eta = predictors(terms_along(k, near))
+        here = scores(terms_along(k, near), eta)
         for j in constant.nonzero()[:, 0].tolist():
-            other = v.clone()
+            other = points[k].clone()
             other[j] += 0.7 * near
-            before, two = (scores(reading.terms(at, batch), eta) for at in (v, other))
-            constant[j] &= nearly_equal(before, two)
+            constant[j] &= nearly_equal(here, scores(reading.terms(other, batch), eta))
     seen = (slopes != 0.0).any(0).any(0)
     for entries in _entries_of_sites(reading):  # other rows pick entries that these do not
         if bool((seen & ~constant)[entries].any()):
             constant[entries] &= seen[entries]
     line = Line(reading, constant.nonzero()[:, 0], are_quadratic(terms))
-    for v in points if len(line.inside) else ():
-        if not is_linear(partial(line.terms, rest=v[line.rest], batch=batch), v[line.inside]):
+    for k, v in enumerate(points if len(line.inside) else ()):
+        along = partial(line.terms, rest=v[line.rest], batch=batch)
+        if not is_linear(along, v[line.inside], terms_along(k, near)):
             return None
     return line

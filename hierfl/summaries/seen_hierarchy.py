@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hierfl.core.gaussians import Normal
 from hierfl.data.batch import ClientBatch, in_double
 from hierfl.laplace.trials import FAILS, nearly_equal, perturbed, trial
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import LatentSite
-from hierfl.program.traces import scored
+from hierfl.program.traces import Site, scored
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.mixing import (
     SCATTERED,
@@ -47,10 +48,7 @@ def seen_hierarchy(reading: Reading, nonlinear: frozenset[str] = frozenset()) ->
             plain = _with_local(plain, points, batch, g)
         if plain.mixing is not None and reading.effects is not None:
             return seen_hierarchy(reading.without_effects, nonlinear)
-        hierarchy = replace(plain, reading=reading)
-        hierarchy = _with_linear(hierarchy, points, batch, nonlinear)
-        slopes = [hierarchy.slopes_at(p.z, batch, p.mixing(hierarchy)) for p in points]
-        return replace(hierarchy, steady=all(alike_here(slope, slopes[0]) for slope in slopes))
+        return _with_linear(replace(plain, reading=reading), points, batch, nonlinear)
 
 
 # ------------------------------------------------------------------------------------ local sites
@@ -230,16 +228,17 @@ def _with_linear(
 ) -> Hierarchy:
     """Return the hierarchy with the global sites that are jointly Normal with the local ones."""
     sites = [s for s in hierarchy.program.latents.global_block.sites if s.name not in nonlinear]
-    names = [
-        s.name for s in sites if all(_is_normal(hierarchy, p.z, s.name, batch) for p in points)
-    ]
     zero = torch.zeros(hierarchy.reading.own_size)
+    priors = [hierarchy.sites(p.z, zero, batch) for p in points]
+    names = [s.name for s in sites if all(_is_normal(prior[s.name]["fn"]) for prior in priors)]
+    hierarchy = replace(hierarchy, steady=True)  # nothing moves with no site
 
     def joint(linear: tuple[str, ...]) -> Hierarchy | None:
         made = replace(hierarchy, linear=linear)
-        ends = [(p.z, p.z.index_fill(0, made.inside, 0.0)) for p in points]
+        at_zero = [made.sites(p.z.index_fill(0, made.inside, 0.0), zero, batch) for p in points]
         means = [
-            [means_of(made.linear_sites, made.sites(z, zero, batch)) for z in end] for end in ends
+            [means_of(made.linear_sites, prior) for prior in pair]
+            for pair in zip(priors, at_zero, strict=True)
         ]
         chained = hierarchy.chained[0], not all(alike_here(*both) for both in means)
         made = replace(made, chained=chained)
@@ -247,7 +246,12 @@ def _with_linear(
             slopes = [made.mean_slopes_at(p.z[made.outside]) for p in points]
             is_steady = all(alike_here(slopes[0], other) for other in slopes)
             made = replace(made, mean_slopes=slopes[0] if is_steady else None)
-        return made if all(_is_joint(made, p, batch) for p in points) else None
+        slopes = []
+        for p in points:
+            if (slope := _joint_slopes(made, p, batch)) is None:
+                return None
+            slopes.append(slope)
+        return replace(made, steady=all(alike_here(slope, slopes[0]) for slope in slopes))
 
     every = joint(tuple(names)) if names else hierarchy
     if every is not None:
@@ -258,35 +262,39 @@ def _with_linear(
     return best
 
 
-def _is_normal(hierarchy: Hierarchy, z: Tensor, name: str, batch: ClientBatch) -> bool:
-    sites = hierarchy.sites(z, torch.zeros(hierarchy.reading.own_size), batch)
+def _is_normal(fn: Any) -> bool:
     try:
-        normal_of(sites[name]["fn"])
+        normal_of(fn)
     except NotNormal:
         return False
     return True
 
 
-def _outside(linear: Hierarchy, z: Tensor, p: Point, batch: ClientBatch) -> list[Tensor]:
-    """Return what may not change with m: the log densities of all other sites, and all spreads."""
-    t = p.mixing(linear)
+class _Prior(NamedTuple):
+    """A prior at one z."""
+
+    sites: dict[str, Site]  # with Normal local parameters at 0
+    local: Normal
+    outside: list[Tensor]  # what may not change with m: other log densities, and all spreads
+
+
+def _prior_at(linear: Hierarchy, z: Tensor, t: Tensor | None, batch: ClientBatch) -> _Prior:
     sites = linear.given(z, batch, t)
     log_global = linear.log_global(z, sites, without=linear.linear)
     spread, own = precision_of(linear.linear_sites, sites)[0], linear.local(z, batch, t, sites)
-    return [log_global, linear.log_mixing(sites, t), spread, own.precision]
+    return _Prior(sites, own, [log_global, linear.log_mixing(sites, t), spread, own.precision])
 
 
-def _is_joint(linear: Hierarchy, p: Point, batch: ClientBatch) -> bool:
-    """Return whether the prior at m is what was read off at m = 0, and the other densities the same."""
+def _joint_slopes(linear: Hierarchy, p: Point, batch: ClientBatch) -> Tensor | None:
+    """Return `slopes_at`; None where the prior at m is not what was read off at m = 0, or other densities change."""
     z, t = p.z, p.mixing(linear)
     m, s = z[linear.inside], z[linear.outside]
-    at_zero = linear.whole(0.0 * m, s)
-    here, there = (_outside(linear, at, p, batch) for at in (z, at_zero))
-    if not same(here, there):
-        return False
-    expected = linear.log_global(z, linear.given(z, batch, t), without=()) - here[0]
-    moved = (linear.slopes_at(z, batch, t)[:, : linear.normal_size] @ m[:, None])[..., 0]
-    mean = linear.local(at_zero, batch, t).mean + moved
-    means = linear.means(s, linear.given(at_zero, batch, t))
-    right = alike_here(means.log_prob(m)[0], expected)
-    return right and alike_here(mean, linear.local(z, batch, t).mean)
+    here = _prior_at(linear, z, t, batch)
+    at_zero = _prior_at(linear, linear.whole(0.0 * m, s), t, batch)
+    if not same(here.outside, at_zero.outside):
+        return None
+    expected = linear.log_global(z, here.sites, without=()) - here.outside[0]
+    slopes = linear.slopes_at(z, batch, t, at_zero.local.mean)
+    moved = (slopes[:, : linear.normal_size] @ m[:, None])[..., 0]
+    read_off = [linear.means(s, at_zero.sites).log_prob(m)[0], at_zero.local.mean + moved]
+    return slopes if same(read_off, [expected, here.local.mean]) else None

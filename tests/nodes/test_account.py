@@ -16,10 +16,13 @@ from hierfl.cli.officer_page import entries
 from hierfl.formulas.questions import Question
 from hierfl.nodes.agreed_schema import answer_schema
 from hierfl.nodes.agreement import Agreement, Introduction
+from hierfl.nodes.choosing import FitCall
 from hierfl.nodes.client_state import Node
+from hierfl.nodes.envelope import read_answer, write_request
 from hierfl.nodes.messages import NodeFailed, Refused, from_bytes, to_bytes
 from hierfl.nodes.node import answer, introduce, node
 from hierfl.nodes.policy import Forbidden
+from hierfl.nodes.stations import Station
 from hierfl.optimizers import SGD
 from hierfl.summaries.row_noise import RowNoise
 from tests.formulas.frames import patients
@@ -248,6 +251,23 @@ def test_a_part_of_a_mini_batch_is_of_enough_rows_too(batch_size: int, tmp_path:
     lone(methods.fola(common(), batch_size=None, fisher_rows=1), part, tmp_path)  # adds them up
 
 
+def test_no_sums_of_a_class_of_few_rows_leave(tmp_path: Path) -> None:
+    part = federation((30, 8)).select(["north"])
+    part = part.with_fields(y=torch.arange(30).clamp(min=28) - 28)  # of one row, and of 29
+    body = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
+    method = methods.fedpac(hierfl.models.HeadedNetwork(body, head="2"))
+    (tmp_path / "policy.toml").write_text("min_count = 1")
+    update = from_bytes(ask(lone(method, part, tmp_path), 0)).tree
+    weights, rows_of = update["theta"]
+    bias, slopes = sorted((v[0] / rows_of for v in weights.values()), key=torch.Tensor.dim)
+    total = update["classes"][0]["total"][0, 1]
+    x = torch.linalg.lstsq(slopes, (total.atanh() - bias)[:, None]).solution[:, 0]
+    assert torch.allclose(x, part.fields["x"][-1], atol=1e-4)  # it is that row
+    (tmp_path / "policy.toml").write_text("")
+    with pytest.raises(Forbidden, match="sums of each code of field 'y', and fewer than 5 rows"):
+        lone(method, part, tmp_path)
+
+
 def test_nothing_leaves_before_it_is_approved(tmp_path: Path) -> None:
     (name, frame), *_ = patients(rows=60).groupby("site")
     question = Question("rows").json().encode()
@@ -270,6 +290,17 @@ def test_an_error_that_leaves_holds_no_value(tmp_path: Path) -> None:
     assert "secret" not in str(error.value)
     (line,) = entries(tmp_path)
     assert "secret" not in line["text"] and "secret" in json.dumps(line)
+
+
+def test_code_of_the_owner_that_ends_is_refused_for_what_it_is(tmp_path: Path) -> None:
+    def unread() -> Any:
+        raise SystemExit("no file of secret 77")
+
+    request = write_request("schema", Question("rows").json().encode())
+    answer = Station(FitCall(made()), unread, tmp_path).answer(request)
+    with pytest.raises(Refused, match="its own log says why"):
+        read_answer(request, answer)
+    assert entries(tmp_path)[-1]["detail"] == "SystemExit: no file of secret 77"
 
 
 def test_a_question_is_answered_once(tmp_path: Path) -> None:

@@ -380,6 +380,38 @@ def test_no_combination_of_a_designs_columns_is_of_few_rows(name: str) -> None:
         check_design(ready, of["north"], "north", 5)
 
 
+# formula, family -> what picks rows in which all but one have no dose
+PICKED = {
+    "y ~ dose + arm": "arm",
+    "y ~ dose * arm": "arm",
+    "late ~ dose + arm": "late",
+    "y ~ dose + (1 | hospital:ward)": "ward",
+    "y ~ dose + (0 + age | hospital:ward)": "ward",
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("text", PICKED)
+def test_no_sum_beside_a_level_or_group_is_of_few_rows(text: str) -> None:
+    """X'X has the sum of each number in the rows of each level, and of each group."""
+    of = {k: rows(seed) for seed, k in enumerate(("north", "south"))}
+    for frame in of.values():
+        frame["dose"] = np.random.default_rng(3).gamma(2.0, 5.0, N).round(2)
+        frame["late"] = np.random.default_rng(4).integers(0, 2, N)
+    ready = formula(text, "bernoulli" if "late" in text else "gaussian").on(of)
+    ready = replace(ready, schema=replace(ready.agreed, min_count=5))
+    own = of["north"]
+    picked = np.flatnonzero(own[PICKED[text]] == own[PICKED[text]].max())
+    for few in (5, 1):
+        own.loc[picked[few:], "dose"] = 0.0
+        why = groups_of_few(ready, {"north": own}, 5)
+        try:
+            check_design(ready, own, "north", 5)
+        except Implausible as error:
+            why = why or str(error)
+        assert bool(why) == (few == 1), why
+
+
 # formula -> whether its node may tell of a column of which one row has such a value among 200 others
 OUTLIERS: dict[str, dict[float, bool]] = {
     "y ~ x": {4.0: True, 21.37: True, 5000.0: False},
@@ -688,9 +720,11 @@ def test_another_formula_asks_nothing_new_of_the_same_columns(tmp_path: Path) ->
     for text in ("y ~ age", "y ~ 1 + age"):
         own = Question("columns", 5).json().encode()
         assert answer_schema(formula(text), {"north": of["north"]}, tmp_path, own)
-    with pytest.raises(Refused, match="a node answers once"):
-        other = Question("columns", 6).json().encode()
-        answer_schema(formula("y ~ age + 1"), {"north": of["north"]}, tmp_path, other)
+    other = Question("columns", 6).json().encode()
+    for clients in ("hospital", "any"):  # a task names the clients' column
+        made = hierfl.formula(f"y ~ age + 1 + (1 | {clients})", "gaussian", clients=clients)
+        with pytest.raises(Refused, match="a node answers once"):
+            answer_schema(made, {"north": of["north"]}, tmp_path, other)
 
 
 def test_nothing_is_registered_without_a_check() -> None:

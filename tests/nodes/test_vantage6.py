@@ -454,6 +454,7 @@ def test_a_misspelled_variable_of_a_node_stops_it(
         ("HIERFL_", "150", "cannot be read"),
         ("HEIRFL_MIN_ROWS", "150", "no key 'heirfl_min_rows': did you mean 'min_rows'"),
         ("HEIRFL_MINROWS", "150", "no key 'heirfl_minrows': did you mean 'min_rows'"),
+        ("HI_RFL_MIN_ROWS", "150", "no key 'hi_rfl_min_rows': did you mean 'min_rows'"),
         ("HIREFL_DATABASE_URI", "/mnt", "no key 'hirefl_database_uri'"),
         ("hierfl_min_rows", "150", "no key 'hierfl_min_rows': did you mean 'min_rows'"),
         ("HIERFL_MIN_ROWS", "many", "min_rows is 'many': Expected `int`"),

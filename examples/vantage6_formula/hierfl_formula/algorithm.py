@@ -172,12 +172,12 @@ def partial(
     Returns:
         Base64 of the answer's bytes: what the node's policy lets leave, or a fixed text.
     """
+    model = _model(formula, clients, family, priors, missing)
     rows: Any = frame
     if clients not in frame.columns:
         rows = {str(client.organization.get(client.organization_id)["name"]): frame}
     folder = _folder() / f"organization-{client.organization_id}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    model = _model(formula, clients, family, priors, missing)
     here = station(model, rows, folder, policy=_policy(folder), brought=True)
     with warnings.catch_warnings():  # one may name a value, and vantage6 sends what is printed
         warnings.simplefilter("ignore")
@@ -237,10 +237,13 @@ def _policy(folder: Path) -> Path | None:
 
 def _is_meant(name: str) -> bool:
     """Return whether a variable may be meant for hierfl: HIERFL_MIN_COUNT, or nearly so, or nearly its folder's."""
-    prefix, _, key = name.upper().partition("_")
-    is_near = SequenceMatcher(None, prefix, "HIERFL").ratio() > 0.75
-    is_key = get_close_matches(key.lower(), (*KEYS, "database_uri"), cutoff=0.75)
-    return name.upper().startswith("HIERFL") or bool(is_near and is_key)
+    words, keys = name.upper().split("_"), (*KEYS, "database_uri")
+    ends = [("_".join(words[:k]), "_".join(words[k:]).lower()) for k in range(1, len(words))]
+    return name.upper().startswith("HIERFL") or any(
+        SequenceMatcher(None, prefix, "HIERFL").ratio() > 0.75
+        and get_close_matches(key, keys, cutoff=0.75)
+        for prefix, key in ends
+    )
 
 
 def _value(key: str, said: str) -> str:

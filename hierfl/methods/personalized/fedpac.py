@@ -189,6 +189,7 @@ def fedpac(
                 message["head"], message["head"], torch.zeros(())
             ),
             mail=("mail",),
+            sums_by=model.y,
         )
 
     def server(program: Program) -> Server:
