@@ -194,7 +194,7 @@ def as_one(data: ClientData) -> ClientData:
 
 
 def fit_all(
-    train: ClientData, effort: Effort, seed: int, *, local: Fit | None = None, draws: int = 1000
+    train: ClientData, effort: Effort, seed: int, *, local: Fit | None = None, draws: int = 2000
 ) -> dict[str, Fit]:
     """Fit the methods to the same rows, not compiled: short runs do not gain by it.
 
@@ -240,8 +240,8 @@ def left_out(
     """
     own, new = train.select([name]), test.select([name])
     others = [other for other in train.names if other != name]
-    # predictions take 200 draws of the 500
-    fits = fit_all(train.select(others), effort, seed, local=local, draws=500)
+    # predictions take 200 draws of the 1,000
+    fits = fit_all(train.select(others), effort, seed, local=local, draws=1000)
     frames = []
     for other in others:
         lent = local.predict(replace(new, names=(other,)), draws=effort.draws, seed=seed)
