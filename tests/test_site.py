@@ -156,6 +156,13 @@ def test_a_change_of_the_code_is_seen(
     assert not outputs.stale("page.md")
     made = f'{text}\n```text title="Output"\n2\n```\n'
     assert outputs.with_outputs(text, "page.md") == made
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "new.py").write_text("x = 1")  # of the package
+    assert outputs.outdated("page.md") and not outputs.stale("page.md")
+    outputs.main([])
+    assert outputs.outdated("page.md")
+    outputs.main(["--release"])
+    assert not outputs.outdated("page.md")
     page.write_text(text.replace("x = 1", "x = 2"))
     assert outputs.stale("page.md") and outputs.with_outputs(text, "page.md") == text
 

@@ -1,12 +1,15 @@
 """What the code of a page prints and draws, put below each block when the site is built.
 
 The gallery, the tutorials and the start page are run then, with their pictures. What other pages print is kept in
-docs/outputs/, under a digest of their code. `make docs` calls `python docs/tools/outputs.py`, which runs the pages
-whose code has changed. Each page runs in a process of its own, forked from one that has imported what most pages need.
+docs/outputs/, under a digest of their code and one of the package's. `make docs` calls `python
+docs/tools/outputs.py`, which runs the pages whose code has changed. With `--release`, as `make release-check` calls
+it, it also runs those that an earlier package printed. Each page runs in a process of its own, forked from one that
+has imported what most pages need.
 """
 
 from __future__ import annotations
 
+import argparse
 import base64
 import contextlib
 import hashlib
@@ -28,6 +31,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "docs" / "outputs"
 GALLERY = ROOT / "docs" / "gallery"
+PACKAGE = ("hierfl", "models", "guides")  # folders
 BLOCK = re.compile(r"```python\n(.*?)```\n", re.DOTALL)
 EXECUTED = (  # pages of docs/, and README.md, the start page
     "index.md",
@@ -134,11 +138,28 @@ def stale(page: str) -> bool:
     )
 
 
+def package() -> str:
+    """Return a digest of the package's code and data."""
+    digest = hashlib.sha256()
+    for folder in PACKAGE:
+        for path in sorted((ROOT / folder).rglob("*.*")):
+            if path.is_file() and path.suffix != ".pyc":
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def outdated(page: str) -> bool:
+    """Say whether the output of a page is stale, or what another package printed."""
+    return stale(page) or package() != json.loads(
+        kept_file(page).read_text()
+    ).get("package")
+
+
 def keep(page: str) -> None:
     """Run a page's blocks, and keep what each printed."""
     printed = [output.text for output in executed(blocks(page), page)]
     KEPT.mkdir(exist_ok=True)
-    content = {"key": key(page), "printed": printed}
+    content = {"key": key(page), "package": package(), "printed": printed}
     kept_file(page).write_text(
         json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     )
@@ -190,9 +211,14 @@ def drawn() -> list[bytes]:
     return pictures
 
 
-def main(pages: list[str]) -> None:
-    """Run the pages named, or those whose output is stale."""
-    for page in pages or [name for name in printing() if stale(name)]:
+def main(words: list[str]) -> None:
+    """Run the pages named, or those whose output is stale; with --release, outdated."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("pages", nargs="*")
+    parser.add_argument("--release", action="store_true")
+    asked = parser.parse_args(words)
+    changed = outdated if asked.release else stale
+    for page in asked.pages or filter(changed, printing()):
         keep(page)
 
 
