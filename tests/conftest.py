@@ -9,6 +9,13 @@ import pyro
 import pytest
 import torch
 
+from hierfl.engine import federation
+from hierfl.nodes import node
+from tests.read_once import Programs, once
+
+# whose tests are of what comes after reading a program
+ROOMS = "diagnostics engine formulas methods nodes posterior report runs summaries".split()
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip slow tests, or the cells that a mark names, unless HIERFL_SLOW is set, as `make test-slow` sets it."""
@@ -32,6 +39,24 @@ def eager_unless_asked() -> Iterator[None]:
     """Let `compile="auto"` compile nothing: on a busy machine it compiles what takes a second eagerly."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hierfl.runs.one_run.worth_compiling", lambda *of_a_run: False)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs_read() -> Programs:
+    """Return the programs that the tests of a file have read."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def read_once(request: pytest.FixtureRequest, programs_read: Programs) -> Iterator[None]:
+    """Read equal programs once in a file, where no code is patched: it is a fifth of the time."""
+    if request.path.parent.name not in ROOMS or "monkeypatch" in request.fixturenames:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (federation, node):
+            patch.setattr(module, "read", once(module.read, programs_read))
         yield
 
 

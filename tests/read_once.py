@@ -1,0 +1,50 @@
+"""Reading a program once in the tests of a file: it is a function of a model, a guide, rows and a seed.
+
+That it is one is what tests/program checks, where each test reads its own programs.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from hierfl import Program
+
+Programs = dict[Any, tuple[Program, Any, Any]]  # with what a key holds the ids of
+
+
+def content(value: Any) -> Any:
+    """Return something that is equal for equal rows, and can be a key."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, value.numpy().tobytes()
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.shape, value.tobytes()
+    if isinstance(value, dict):
+        return tuple((name, content(v)) for name, v in value.items())
+    return repr(value)
+
+
+def once(read: Callable[..., Program], programs: Programs) -> Callable[..., Program]:
+    """Return `read`, which takes from `programs` what it has read before without a warning."""
+
+    def reading(model: Any, guide: Any, data: Any, **how: Any) -> Program:
+        try:
+            rows = tuple(content(getattr(data, of.name)) for of in fields(data))
+        except (TypeError, LookupError):  # no rows, or rows that were not saved
+            return read(model, guide, data, **how)
+        key = id(model), id(guide), rows, torch.get_default_dtype(), repr(how)
+        if key not in programs:
+            with warnings.catch_warnings(record=True) as heard:
+                warnings.simplefilter("always")
+                program = read(model, guide, data, **how)
+            for of in heard:
+                warnings.warn_explicit(of.message, of.category, of.filename, of.lineno)
+            if heard:
+                return program
+            programs[key] = program, model, guide
+        return programs[key][0]
+
+    return reading
