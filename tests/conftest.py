@@ -42,6 +42,12 @@ def eager_unless_asked() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def in_double() -> None:
+    """Fixtures of a file are in double precision, as its tests are."""
+    torch.set_default_dtype(torch.float64)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def programs_read() -> Programs:
     """Return the programs that the tests of a file have read."""
@@ -74,7 +80,6 @@ def clean_slate() -> Iterator[None]:
 
     The store must be empty after the test too.
     """
-    dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     torch.default_generator.manual_seed(0)  # without what CUDA costs
     pyro.enable_validation(True)
@@ -82,7 +87,7 @@ def clean_slate() -> Iterator[None]:
     yield
     left = list(pyro.get_param_store().keys())
     pyro.clear_param_store()
-    torch.set_default_dtype(dtype)
+    torch.set_default_dtype(torch.float64)
     assert not left, f"the test left {left} in Pyro's global param store: keep state in an object"
 
 

@@ -100,7 +100,6 @@ def test_what_it_refuses() -> None:
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = CliRunner()
-    torch.set_default_dtype(torch.float64)
     shown = runner.invoke(app, ["audit", "fedsvi", "--rounds", "1"])
     assert shown.exit_code == 0, shown.output
     assert all(column.split()[0] in shown.output for column in COLUMNS)

@@ -109,11 +109,8 @@ class Joining:
 
 
 @pytest.fixture(scope="module")
-def joining(tmp_path_factory: Any) -> Iterator[Callable[[str], Joining]]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield cache(lambda family: Joining(family, tmp_path_factory.mktemp(family)))
-    torch.set_default_dtype(before)
+def joining(tmp_path_factory: Any) -> Callable[[str], Joining]:
+    return cache(lambda family: Joining(family, tmp_path_factory.mktemp(family)))
 
 
 def lies(kind: str, honest: bytes) -> Iterator[tuple[str, bytes, bool]]:
