@@ -381,14 +381,14 @@ def learned_prior(batch: ClientBatch) -> None:
 BY_BATCHES: dict[str, Callable[[int | None], hierfl.Method]] = {
     "fedavg": lambda size: methods.fedavg(learned, steps=1, batch_size=size),
     "fedavg, epochs": lambda size: methods.fedavg(learned, steps=1, unit="epoch", batch_size=size),
-    "ditto": lambda size: methods.ditto(learned, batch_size=size),
-    "apfl": lambda size: methods.apfl(learned, batch_size=size),
+    "ditto": lambda size: methods.ditto(learned, steps=1, batch_size=size),
+    "apfl": lambda size: methods.apfl(learned, steps=1, batch_size=size),
     "fedbabu": lambda size: methods.fedbabu(learned, head="none", batch_size=size),
     "fedrecon": lambda size: methods.fedrecon(learned, head="none", batch_size=size, split=False),
     "fedrep": lambda size: methods.fedrep(learned, head="none", batch_size=size),
-    "fedmap": lambda size: methods.fedmap(learned_prior, batch_size=size),
+    "fedmap": lambda size: methods.fedmap(learned_prior, steps=1, batch_size=size),
     "fedabml": lambda size: methods.fedabml(learned_prior, guides.mean_field, batch_size=size),
-    "pfedme": lambda size: methods.pfedme(learned_prior, batch_size=size),
+    "pfedme": lambda size: methods.pfedme(learned_prior, steps=1, batch_size=size),
 }
 
 
