@@ -9,6 +9,13 @@ import pyro
 import pytest
 import torch
 
+from hierfl.engine import federation
+from hierfl.nodes import node
+from tests.read_once import Programs, once
+
+# whose tests are of what comes after reading a program
+ROOMS = "diagnostics engine formulas methods nodes posterior report runs summaries".split()
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip slow tests, or the cells that a mark names, unless HIERFL_SLOW is set, as `make test-slow` sets it."""
@@ -35,6 +42,30 @@ def eager_unless_asked() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def in_double() -> None:
+    """Fixtures of a file are in double precision, as its tests are."""
+    torch.set_default_dtype(torch.float64)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs_read() -> Programs:
+    """Return the programs that the tests of a file have read."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def read_once(request: pytest.FixtureRequest, programs_read: Programs) -> Iterator[None]:
+    """Read equal programs once in a file, where no code is patched: it is a fifth of the time."""
+    if request.path.parent.name not in ROOMS or "monkeypatch" in request.fixturenames:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (federation, node):
+            patch.setattr(module, "read", once(module.read, programs_read))
+        yield
+
+
 @pytest.fixture
 def data_files() -> Path:
     """Return the folder of data sets that are not shipped; skip the test where there is none."""
@@ -49,7 +80,6 @@ def clean_slate() -> Iterator[None]:
 
     The store must be empty after the test too.
     """
-    dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     torch.default_generator.manual_seed(0)  # without what CUDA costs
     pyro.enable_validation(True)
@@ -57,7 +87,7 @@ def clean_slate() -> Iterator[None]:
     yield
     left = list(pyro.get_param_store().keys())
     pyro.clear_param_store()
-    torch.set_default_dtype(dtype)
+    torch.set_default_dtype(torch.float64)
     assert not left, f"the test left {left} in Pyro's global param store: keep state in an object"
 
 

@@ -114,8 +114,10 @@ def test_the_wheel_holds_all_files_once(tmp_path: Path) -> None:
 def test_the_doctests_hold() -> None:
     torch.set_default_dtype(torch.float32)  # as users have it
     tried = 0
-    for name in MODULES:
-        found = doctest.testmod(importlib.import_module(name))
-        assert not found.failed, name
+    for module in map(importlib.import_module, MODULES):
+        if ">>> " not in Path(str(module.__file__)).read_text():
+            continue  # to look for examples in every object takes seconds
+        found = doctest.testmod(module)
+        assert not found.failed, module
         tried += found.attempted
     assert tried > 60

@@ -1,11 +1,8 @@
 """The calibration of `convergence`: its posteriors are right, and its table counts what it says."""
 
 import numpy as np
-import pandas as pd
-import pytest
 from scipy.stats import halfnorm, norm
 
-from benchmarks.convergence import one, page
 from benchmarks.convergence_problems import NAMES, problem
 
 
@@ -43,17 +40,3 @@ def test_every_problem_is_drawn_from_its_seed() -> None:
             first[site][0].shape != v[0].shape or (first[site][0] != v[0]).any()
             for site, v in other.items()
         )
-
-
-@pytest.mark.slow
-def test_the_table_counts_right_and_wrong_answers() -> None:
-    record = one(8, 0)  # the spread of a Gaussian hierarchy, by fedlaplace
-    assert {"answer", "narrowest", "widest", "shift"} <= set(record)
-    base = {"problem": "global", "way": "bfi", "seconds": 1.0, "shift": 0.1, "k_hat": 0.1}
-    right = {**base, "answer": "good", "narrowest": 0.9, "widest": 1.1}
-    wrong = {**base, "answer": "good", "narrowest": 0.7, "widest": 1.1}
-    refused = {**right, "answer": "cannot be judged"}
-    text = page(pd.DataFrame([right] * 3 + [wrong, refused]), seed=5)
-    assert "Called good: 4. Of these, an sd is off by more than 20% in 1 (25.0%)" in text
-    assert "Fits within 20%: 4. Of these, 1 (25.0%) are not called good" in text
-    assert "| bfi | 5 | 3 | 1 | 0 | 1 | 0.70 | 0.10 |" in text

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import method_rounds
-from benchmarks.method_rounds import HEAD, SIZES, Size, Timed, kept_rows, measure, page, section
+from benchmarks.method_rounds import SIZES, Size, measure
 from hierfl import ClientData, Method
 from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin, rounds
@@ -30,32 +30,6 @@ def test_two_methods_are_timed_beside_fedavg(monkeypatch: pytest.MonkeyPatch) ->
     assert [timed.evaluations for timed in found] == [4, 5]
     assert all(len(timed.ratios) == len(timed.seconds) == 3 for timed in found)
     assert all(ratio > 0.0 for timed in found for ratio in timed.ratios)
-
-
-def test_the_table() -> None:
-    slow = Timed(
-        "slow", evaluations=8, forward=6, budget=20, ratios=(0.9, 1.2, 0.6), seconds=(0.1, 0.3, 0.2)
-    )
-    fast = Timed(
-        "fast",
-        evaluations=20,
-        forward=0,
-        budget=20,
-        ratios=(1.4, 1.0, 1.1),
-        seconds=(0.1, 0.1, 0.1),
-    )
-    assert (slow.ratio, fast.ratio) == (0.9, 1.1)
-    assert slow.per_evaluation == pytest.approx(1.8)
-    assert fast.per_evaluation == pytest.approx(1.1)
-    text = section({timed.name: timed.row() for timed in (fast, slow)}, TINY)
-    assert "| slow | 8 + 6/3 | 0.2000 | 0.90 | 0.60-1.20 | 1.80 |\n| fast |" in text
-    assert "Above 1.5 per evaluation: 1 of 2.\n\n* `slow`: not looked into.\n" in text
-    assert "a network of 4-3-2" in text
-    whole = page({"tiny": text}, threads=1, load=0.5)
-    assert whole.startswith("# Rounds of every method") and "## tiny\n" in whole
-    assert all(name in whole for name in HEAD)
-    assert kept_rows(whole, "tiny") == {"slow": slow.row(), "fast": fast.row()}
-    assert kept_rows(whole, "mlp") == kept_rows("", "tiny") == {}
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from benchmarks import bad_starts, many_clients, sbc_of_methods
-from benchmarks.course import errors_of_summary
 from benchmarks.must_hold import Asked
 from benchmarks.rounds import best_of, method_of
 from benchmarks.rounds_models import ALL
-from hierfl.datasets import ReferenceSummary
 from hierfl.engine.federation import federate
 
 FOUND: dict[str, Any] = {
@@ -56,11 +54,6 @@ def test_k_hat_may_say_no_only_where_it_is_asked() -> None:
 
 
 # ---------------------------------------------------------------------------------- rounds
-def test_errors_of_a_summary() -> None:
-    truth = {"mu": ReferenceSummary(np.array(1.0), np.array(2.0), None)}
-    found = {"mu": ReferenceSummary(np.array(2.0), np.array(3.0), None), "tau": truth["mu"]}
-    errors = errors_of_summary(found, truth)
-    assert errors.mean["mu"] == 0.5 and errors.sd["mu"] == 1.5 and errors.mean.keys() == {"mu"}
 
 
 # ---------------------------------------------------------------------------------- bad starts

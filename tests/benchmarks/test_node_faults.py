@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import node_fault_processes as processes
 from benchmarks.node_fault_problem import clients, method
-from benchmarks.node_faults import NODES, SERVER, carried_out, planned
+from benchmarks.node_faults import carried_out, planned
 from hierfl.core import disk
 from hierfl.nodes import client_state
 from hierfl.nodes.agreement import Agreement, Introduction
@@ -21,29 +21,6 @@ def test_killed_processes_lose_nothing(tmp_path: Path) -> None:
     found = carried_out(plan)
     assert sum(found.faults.values()) >= 6 and found.deaths >= 1
     assert found.factors < 1e-9 and found.withheld == {}
-
-
-def test_a_plan_has_each_kind_once_at_its_time(tmp_path: Path) -> None:
-    plan = planned(50, 60, tmp_path, seed=1, timeout=1.0)
-    assert planned(50, 60, tmp_path, seed=1, timeout=1.0) == plan
-    assert planned(50, 60, tmp_path, seed=2, timeout=1.0) != plan
-    assert len(plan.faults) == 50 and len({one.number for one in plan.faults}) == 50
-    kinds = {one.kind for one in plan.faults}
-    assert kinds == {*dict(NODES), *dict(SERVER), "joins late"}
-    assert all(one.round < 58 for one in plan.faults)
-    for one in plan.faults:  # nothing happens to a node before it has joined
-        assert one.kind == "joins late" or one.round > plan.late.get(one.who, -1)
-
-
-def test_a_fault_happens_once_and_not_before_its_round(tmp_path: Path) -> None:
-    (tmp_path / processes.DONE).mkdir()
-    fault = processes.Fault(0, 3, "a", "answers twice")
-    plan = processes.Plan(tmp_path, 9, 1.0, (fault,))
-    assert plan.happens("a", 2, "answers twice") is None
-    assert plan.happens("b", 3, "answers twice") is None
-    assert plan.happens("a", 3, "never answers") is None
-    assert plan.happens("a", 4, "never answers", "answers twice") == "answers twice"
-    assert plan.happens("a", 4, "answers twice") is None
 
 
 def test_a_node_that_is_killed_while_it_writes_keeps_the_state_before(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The problems of `benchmarks.rounds`: their programs run, and are those that NumPyro samples."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -150,28 +149,3 @@ def test_numpyro_samples_the_same_density(name: str) -> None:
         problem, {s: np.stack([b[s] for b in both]) for s in both[0]}
     )
     assert theirs == pytest.approx(ours, rel=1e-6)
-
-
-@has_numpyro
-def test_pooled_nuts_is_timed_once_and_kept(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(pooled_nuts, "USER", ("--warmup", "50", "--draws", "50"))
-    problem = ALL["eight_schools_centered"]
-    found = pooled_nuts.timed(problem)
-    assert found.sites.keys() == SITES[problem.name] and found.seconds > 0.0
-    monkeypatch.setattr(pooled_nuts, "in_own_process", None)
-    assert pooled_nuts.timed(problem).seconds == found.seconds
-
-
-def test_a_missing_numpyro_is_named_with_the_mend(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv(pooled_nuts.VARIABLE, str(tmp_path / "no python"))
-    with pytest.raises(pooled_nuts.NoNumpyro, match="pip install numpyro"):
-        pooled_nuts.timed(ALL["poisson"])
-    assert pooled_nuts.seconds(ALL["poisson"]) is None
-    with pytest.raises(SystemExit, match="pip install numpyro"):
-        pooled_nuts.main(["poisson"])

@@ -2,7 +2,6 @@
 marked `slow`.
 """
 
-import json
 import os
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from benchmarks import reference as bench
 from benchmarks.reference_models import HOSPITALS, RADON, SCHOOLS, Bar, Problem
-from hierfl.datasets import ReferenceSummary, reference
+from hierfl.datasets import reference
 
 needs_files = pytest.mark.skipif(
     not os.environ.get("HIERFL_DATA"),
@@ -93,10 +92,6 @@ def test_importance_weights_reduce_the_hospitals_errors_below_a_fifth_of_an_sd(s
 
 
 # ---------------------------------------------------------------------------------- benchmark
-def summary(mean: float, sd: float, mcse: float | None = None) -> ReferenceSummary:
-    return ReferenceSummary(
-        np.array([mean]), np.array([sd]), None if mcse is None else np.array([mcse])
-    )
 
 
 def test_errors_report_the_worst_sd_and_the_broken_bars() -> None:
@@ -113,29 +108,3 @@ def test_errors_report_the_worst_sd_and_the_broken_bars() -> None:
         "mean of all sites: 0.100 to 0.300, allowed 0.0 to 0.25",
         "median sd of b: 1.900 to 1.900, allowed 0.8 to 1.1",
     ]
-
-
-def test_agreement_combines_both_monte_carlo_errors() -> None:
-    one, other = (
-        {"a": summary(0.0, 1.0, 0.3), "b": summary(0.0, 1.0)},
-        {"a": summary(1.0, 1.0, 0.4)},
-    )
-    assert bench.agreement(one, other)["a"] == pytest.approx([2.0])
-
-
-def test_the_last_line_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
-    few = ["--rounds", "3", "--cohort", "0.2", "--draws", "100"]
-    bench.main(["radon", "--guide", "mean_field_centered", "--guide", "structured_centered", *few])
-    lines = capsys.readouterr().out.strip().splitlines()
-    record = json.loads(lines[-1])
-    assert record["reference"] == "radon" and [*record["guides"]] == [
-        "structured_centered",
-        "mean_field_centered",
-    ]
-    guide = record["guides"]["mean_field_centered"]
-    assert (
-        guide["rounds"] == 3
-        and guide["holds"] is None
-        and guide["max_mean_error_sd"] > guide["median_mean_error_sd"] > 0
-    )
-    assert any("mean_field_centered" in line for line in lines[:-1])

@@ -1,6 +1,7 @@
 """Every command and function without the extras: it runs, or says which command installs its extra."""
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -15,8 +16,9 @@ from hierfl.cli import app
 from hierfl.core.extras import EXTRAS
 
 ROOT = Path(__file__).parents[2]
+DEMO = "demo --out demo --quick"
 COMMANDS = {  # without extras -> the extra that it names, or "" if it needs none
-    "demo --out demo --quick": "",
+    DEMO: "",
     "compare --list": "studies",
     "table demo": "studies",
     "plot demo": "studies",
@@ -76,7 +78,8 @@ print("\\n" + json.dumps(endings))
 def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each command and call printed in a process that has no extra."""
     modules = set(EXTRAS) - {"PIL", "httpx"}  # Matplotlib and flwr bring these
-    names = [json.dumps(list(table)) for table in (modules, COMMANDS, CALLS)]
+    commands = {*COMMANDS} - (set() if os.environ.get("HIERFL_SLOW") else {DEMO})
+    names = [json.dumps(list(table)) for table in (modules, commands, CALLS)]
     folder = tmp_path_factory.mktemp("bare")
     (folder / "request.hfl").write_text("none")
     done = subprocess.run(
@@ -93,7 +96,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return printed
 
 
-@pytest.mark.slow("demo --out demo --quick-")
+@pytest.mark.slow(f"{DEMO}-")
 @pytest.mark.parametrize(("call", "extra"), [*COMMANDS.items(), *CALLS.items()])
 def test_what_needs_no_extra_runs_and_the_other_says_how_to_install_it(
     call: str, extra: str, endings: dict[str, str]

@@ -1,6 +1,5 @@
 """Study files: what is read, and what is refused, by key, with the nearest known one."""
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from hierfl.comparisons.read_study import chosen, read
 from hierfl.comparisons.study_file import MOST_POINTS
 from hierfl.optimizers import SGD, Adam
 from hierfl.program.sites import recipe_of
-from hierfl.studies.baseline_methods import BASELINES, baseline
-from tests.comparisons.small import GIVEN, MINIMAL, study
+from hierfl.studies.baseline_methods import baseline
+from tests.comparisons.small import MINIMAL, study
 
 LINES = """
 title = "t"
@@ -123,11 +122,6 @@ def test_grids_are_of_one_size_and_no_larger_than_six() -> None:
     assert study(methods=grids)  # nothing is tuned: grids are not used
 
 
-def test_every_baseline_has_options_to_set() -> None:
-    for how in BASELINES.values():
-        assert "lr" in how.options() and len(how.options()) > 2
-
-
 def test_an_optimizer_is_built_with_the_step_size() -> None:
     own = study(methods=[{"name": "fedavg", "settings": {"optimizer": "adam"}}], run={"adam": 0.03})
     rows = of_study(own, 0)
@@ -159,13 +153,3 @@ def test_suffixes_go_behind_any_method() -> None:
     assert baseline("fedavg+AM").tunes is False
     with pytest.raises(KeyError, match="no method 'nothing'"):
         baseline("nothing")
-
-
-def test_the_small_study_is_as_a_file_would_give_it(tmp_path: Path) -> None:
-    lines = ['title = "small"', "[data]", 'name = "digits"', 'scaling = "pixel"']
-    lines += ["[data.partition]", 'kind = "equal_classes"', "clients = 6", "classes = 2"]
-    lines += ["train = 16", "test = 6", "[run]", "rounds = 3", "evaluations = 4", "batch = 8"]
-    lines += ["seeds = [0, 1]", "compiled = false", "[evaluation]", "last_rounds = 2", "every = 1"]
-    lines += ["[methods.fedavg]", "[methods.local_only]"]
-    given: dict[str, Any] = tomllib.loads("\n".join(lines))
-    assert given == GIVEN and read(written(tmp_path, "\n".join(lines))) == {"": study()}

@@ -29,7 +29,9 @@ def of(found: Audit, direction: str) -> dict[str, str]:
 
 
 def test_what_fedavg_sends() -> None:
-    method = methods.fedavg(models.network(net(), likelihood=normal(1.0)), optimizer=SGD(0.01))
+    method = methods.fedavg(
+        models.network(net(), likelihood=normal(1.0)), optimizer=SGD(0.01), steps=2
+    )
     found = audit(method, federation((5, 3, 7)), rounds=2)
     assert found.client == federation((5, 3, 7)).names[1]
     assert (found.rows, found.values, found.rounds) == (3, 15, 2)
@@ -53,7 +55,7 @@ def test_what_fedavg_sends() -> None:
 def test_mail_and_what_is_seen_alone() -> None:
     network = models.network(net(), likelihood=normal(1.0))
     found = audit(
-        methods.pfedhn(network, optimizer=SGD(0.01)), federation((5, 3, 7)), client="north"
+        methods.pfedhn(network, optimizer=SGD(0.01), steps=2), federation((5, 3, 7)), client="north"
     )
     assert of(found, "mail") == {"theta.bias": "its rows", "theta.weight": "its rows"}
     away = found.table[found.table["name"].str.startswith("away")]
@@ -69,7 +71,9 @@ def test_a_method_that_stops_automatically_is_run_to_its_end() -> None:
 
 def test_the_bytes_are_those_of_the_history() -> None:
     """All that goes up and down in a round, of tensors of one client."""
-    method = methods.scaffold(models.network(net(), likelihood=normal(1.0)), optimizer=SGD(0.01))
+    method = methods.scaffold(
+        models.network(net(), likelihood=normal(1.0)), optimizer=SGD(0.01), steps=2
+    )
     data = federation((5, 3, 7))
     found, history = audit(method, data, rounds=1), hierfl.fit(method, data, rounds=1).history
     by_direction = found.table.groupby("direction")["bytes"].sum()
@@ -100,7 +104,6 @@ def test_what_it_refuses() -> None:
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = CliRunner()
-    torch.set_default_dtype(torch.float64)
     shown = runner.invoke(app, ["audit", "fedsvi", "--rounds", "1"])
     assert shown.exit_code == 0, shown.output
     assert all(column.split()[0] in shown.output for column in COLUMNS)

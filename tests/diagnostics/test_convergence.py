@@ -186,7 +186,7 @@ KINDS: dict[str, Any] = {
     "fedlaplace": lambda d: fit(fedlaplace(means, weighting_rounds=0), d, rounds=10),
     "delta": lambda d: fit(fedsvi(means, guides.delta), d, rounds=5),
     "no latent site": lambda d: fit(
-        methods.ditto(network(torch.nn.Linear(2, 1), likelihood=normal(1.0))), d, rounds=1
+        methods.ditto(network(torch.nn.Linear(2, 1), likelihood=normal(1.0)), steps=2), d, rounds=1
     ),
     "clients that joined": lambda d: fit(fedsvi(means), d.select([0, 1]), rounds=5).personalize(
         d, rounds=5

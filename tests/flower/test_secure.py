@@ -92,7 +92,7 @@ def ways() -> dict[str, Method]:
     return {
         "apfl": apfl(),
         "fedsvi": methods.fedsvi(regression),
-        "scaffold": methods.scaffold(_shared(), optimizer=SGD(0.05)),
+        "scaffold": methods.scaffold(_shared(), optimizer=SGD(0.05), steps=3),
         "pvi": methods.pvi(logistic, draws=2, steps=1),
     }
 

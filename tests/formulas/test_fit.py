@@ -17,14 +17,11 @@ from tests.summaries.programs import years
 @pytest.fixture(scope="module")
 def fitted() -> tuple[hierfl.Fit, pd.DataFrame]:
     """Return a fit by two_stage."""
-    frame, before = patients(rows=12), torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)  # as in each test
+    frame = patients(rows=12)
     made = hierfl.formula(
         "ill ~ scale(age) + (1 + scale(age) || site)", "bernoulli", clients="site"
     )
-    fit = hierfl.fit(made, frame, seed=0, progress=False)
-    torch.set_default_dtype(before)
-    return fit, frame
+    return hierfl.fit(made, frame, seed=0, progress=False), frame
 
 
 def test_a_formula_and_frames_are_all_to_write(fitted: tuple[hierfl.Fit, pd.DataFrame]) -> None:

@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pyro
 import pytest
-import torch
 from pyro import poutine
 
 import hierfl
@@ -44,17 +43,12 @@ def lacking(columns: tuple[str, ...] = ("dose",), rows: int = 6) -> pd.DataFrame
 
 
 def conditioned(formula: Formula, frame: pd.DataFrame, values: dict[str, Any]) -> Any:
-    """Return a trace of the program on some rows, in double precision, at given latent sites."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        pyro.set_rng_seed(0)
-        batch = hierfl.full_batch(formula.data(frame))
-        trace = poutine.trace(poutine.condition(formula, data=values)).get_trace(batch)
-        trace.compute_log_prob()
-        return trace
-    finally:
-        torch.set_default_dtype(before)
+    """Return a trace of the program on some rows, at given latent sites."""
+    pyro.set_rng_seed(0)
+    batch = hierfl.full_batch(formula.data(frame))
+    trace = poutine.trace(poutine.condition(formula, data=values)).get_trace(batch)
+    trace.compute_log_prob()
+    return trace
 
 
 FAIR = {

@@ -30,17 +30,12 @@ MIXED = (
 
 
 def traced(made: Formula, frame: pd.DataFrame, seed: int = 0) -> Any:
-    """Return a trace of the program on all rows, in double precision, at a draw from its prior."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        batch = hierfl.full_batch(made.data(frame))
-        pyro.set_rng_seed(seed)
-        trace = poutine.trace(made).get_trace(batch)
-        trace.compute_log_prob()
-        return trace
-    finally:
-        torch.set_default_dtype(before)
+    """Return a trace of the program on all rows, at a draw from its prior."""
+    batch = hierfl.full_batch(made.data(frame))
+    pyro.set_rng_seed(seed)
+    trace = poutine.trace(made).get_trace(batch)
+    trace.compute_log_prob()
+    return trace
 
 
 def value(trace: Any, site: str) -> np.ndarray:

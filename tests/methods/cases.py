@@ -252,12 +252,19 @@ CASES: dict[str, Case] = {
         of(methods.fedlaplace, logistic, **FIXED),
         {"log_marginal": (), "gradient": (2,), "hessian": (2, 2), "lost": ()},
     ),
-    "fedmap": Case(of(methods.fedmap, mapped, batch_size=2), sent(clients=THETA)),
+    "fedmap": Case(of(methods.fedmap, mapped, steps=2, batch_size=2), sent(clients=THETA)),
     "fedmap convex": Case(
-        of(methods.fedmap, convex, server="gradient", server_optimizer=SGD(0.01))
+        of(methods.fedmap, convex, steps=2, server="gradient", server_optimizer=SGD(0.01))
     ),
     "fedmap normal": Case(
-        of(methods.fedmap, normal_prior, server=LearnedNormal().best, weights="rows", init="client")
+        of(
+            methods.fedmap,
+            normal_prior,
+            steps=2,
+            server=LearnedNormal().best,
+            weights="rows",
+            init="client",
+        )
     ),
     "fedmap newton": Case(of(methods.fedmap, mapped, newton_steps=1)),
     "fedpa": Case(
@@ -277,11 +284,18 @@ CASES: dict[str, Case] = {
     ),
     "fedpop corrected": Case(of(methods.fedpop, units, **CHAIN, step_size=0.02, metropolis=True)),
     "fedrecon": Case(
-        of(methods.fedrecon, shared, **LAST, body_optimizer=SGD(0.05), server_optimizer=Adam(0.05)),
+        of(
+            methods.fedrecon,
+            shared,
+            **LAST,
+            head_steps=2,
+            body_optimizer=SGD(0.05),
+            server_optimizer=Adam(0.05),
+        ),
         BODY,
     ),
     "fedrep": Case(of(methods.fedrep, shared, **LAST, head_steps=2), BODY),
-    "fedrep joint": Case(of(methods.fedrep, shared, **LAST, joint=True), BODY),
+    "fedrep joint": Case(of(methods.fedrep, shared, **LAST, head_steps=2, joint=True), BODY),
     **{
         f"fedsvi {guide}": Case(
             of(methods.fedsvi, regression, FAMILIES[guide]), {"gradient": shapes, "elbo": ()}
@@ -306,7 +320,7 @@ CASES: dict[str, Case] = {
         lambda: methods.knn_per(remembering(net(2)), batch_size=2),
         sent(theta={**FIRST, **last(2)}),
     ),
-    "local_only": Case(of(methods.local_only, shared, batch_size=2), sent()),
+    "local_only": Case(of(methods.local_only, shared, steps=3, batch_size=2), sent()),
     **{
         f"per_fedavg {meta}": Case(of(methods.per_fedavg, shared, **STARTED, meta=meta), MODEL)
         for meta in ("first", "hessian-free", "full")

@@ -40,7 +40,6 @@ def method(model: PersonalHeads | None = None, **options: Any) -> Method:
 
 @pytest.fixture(scope="module")
 def fitted() -> hierfl.Fit:
-    torch.set_default_dtype(torch.float64)
     return fit(method(optimizer=SGD(0.2)), plain(federation((5, 3, 7, 4)), "x", "y"), rounds=6)
 
 

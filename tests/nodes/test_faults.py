@@ -213,8 +213,8 @@ def test_a_node_that_fails_keeps_its_state(tmp_path: Path) -> None:
 
 
 def test_no_row_no_label_and_no_client_state_crosses(tmp_path: Path) -> None:
-    around = machines(methods.ditto(_shared(), batch_size=None), rows(), tmp_path)
-    method = methods.ditto(_shared(), batch_size=None)
+    around = machines(methods.ditto(_shared(), steps=2, batch_size=None), rows(), tmp_path)
+    method = methods.ditto(_shared(), steps=2, batch_size=None)
     fit_nodes(method, around.agreement, around.ask, rounds=2)
     for name, content in around.sent:
         sent, held, own = (

@@ -2,7 +2,6 @@
 
 import json
 import os
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 import hierfl
 from benchmarks.attacks import hostile_server, lying_nodes
@@ -25,17 +23,8 @@ from hierfl.nodes.describing import DescriptionRequest, answers_by_client
 from tests.nodes.lies import JSON_LIES, PLAUSIBLE, lies_of, places, replaced
 from tests.sampled import sampled
 
+pytestmark = pytest.mark.filterwarnings("ignore")
 EVERY = bool(os.environ.get("HIERFL_SLOW"))
-
-
-@pytest.fixture(autouse=True)
-def in_double() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    torch.set_default_dtype(before)
 
 
 @pytest.fixture(scope="module")

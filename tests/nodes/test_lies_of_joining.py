@@ -46,15 +46,23 @@ class Joining:
         }
         self.answers: dict[tuple[str, str, bytes], bytes] = {}
         self.agreed: dict[str, bytes] = {}  # what each node was last sent of a run
+        self.run_of: dict[str, bytes] = {}  # the run that each node itself is in
 
     def honest(self, name: str, kind: str, content: bytes) -> bytes:
         if kind == "agree":
             self.agreed[name] = content
         if (name, kind, content) not in self.answers:
             if kind == "round":  # of a run that others may have followed since
-                self.stations[name].reply("agree", self.agreed[name])
+                self.agree(name)
             self.answers[name, kind, content] = self.stations[name].reply(kind, content)
+            self.run_of[name] = content if kind == "agree" else self.run_of.get(name, b"")
         return self.answers[name, kind, content]
+
+    def agree(self, name: str) -> None:
+        """Bring a node back to the run of which it was last sent, for which it reads its rows again."""
+        if self.run_of.get(name) != self.agreed[name]:
+            self.stations[name].reply("agree", self.agreed[name])
+            self.run_of[name] = self.agreed[name]
 
     def reached(
         self, names: Any, to: str = "", lie: bytes | None = b"", *, whole: bool = True
@@ -101,11 +109,8 @@ class Joining:
 
 
 @pytest.fixture(scope="module")
-def joining(tmp_path_factory: Any) -> Iterator[Callable[[str], Joining]]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield cache(lambda family: Joining(family, tmp_path_factory.mktemp(family)))
-    torch.set_default_dtype(before)
+def joining(tmp_path_factory: Any) -> Callable[[str], Joining]:
+    return cache(lambda family: Joining(family, tmp_path_factory.mktemp(family)))
 
 
 def lies(kind: str, honest: bytes) -> Iterator[tuple[str, bytes, bool]]:

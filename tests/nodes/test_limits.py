@@ -1,7 +1,6 @@
 """What a request may cost a node: local steps of a round, and bytes that are read."""
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,14 +24,6 @@ from hierfl.nodes.request_files import answer_waiting
 from hierfl.nodes.stations import Station
 from hierfl.program.sites import recipe_of
 from tests.methods.cases import METHODS, counted_options
-
-
-@pytest.fixture(autouse=True)
-def in_double() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 def rows() -> ClientData:

@@ -1,8 +1,5 @@
 """Plots of clients, runs and predictions show the numbers they are given."""
 
-import io
-from collections.abc import Callable
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -173,23 +170,3 @@ def test_entropies_draw_one_line_per_client_and_one_for_all() -> None:
         assert np.trapezoid(y, x) == pytest.approx(1.0, abs=0.06)
     assert ax.get_yscale() == "linear"
     assert plots.entropies(axes(), np.zeros(50) + 1e-3, foreign.ravel()).get_yscale() == "symlog"
-
-
-DRAWN: list[Callable[[Axes], Axes]] = [
-    lambda ax: plots.client_forest(ax, draws(50), NAMES),
-    lambda ax: plots.shrinkage(ax, [1.0, 2.0], [1.0, 2.0]),
-    lambda ax: plots.prior_and_clients(ax, draws(50), draws(50), NAMES),
-    lambda ax: plots.client_map(ax, draws(4).T, NAMES),
-    lambda ax: plots.convergence(ax, history([1.0, 2.0])),
-    lambda ax: plots.coverage(ax, draws(50), np.zeros(4)),
-    lambda ax: plots.entropies(ax, np.array([0.1, 0.2]), np.array([0.3, 0.4])),
-]
-
-
-@pytest.mark.parametrize("draw", DRAWN)
-def test_functions_draw_on_the_given_axes(draw: Callable[[Axes], Axes]) -> None:
-    ax = axes()
-    assert draw(ax) is ax and ax.has_data()
-    figure = ax.figure
-    assert isinstance(figure, Figure)
-    figure.savefig(io.BytesIO(), format="svg")

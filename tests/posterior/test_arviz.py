@@ -31,7 +31,6 @@ def named(data: ClientData) -> ClientData:
 
 @pytest.fixture(scope="module")
 def ill() -> Fit:
-    torch.set_default_dtype(torch.float64)
     return fit(fedsvi(logistic), named(federation()), rounds=3, seed=7)
 
 
@@ -181,7 +180,6 @@ def test_labels_without_a_vectorized_sampler() -> None:
 
 @pytest.fixture(scope="module")
 def net() -> Fit:
-    torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 2))
     data = federation()

@@ -49,7 +49,6 @@ ASKED: dict[str, Callable[[Fit], Tensor]] = {
 
 @pytest.fixture(scope="module")
 def inside() -> Fit:
-    torch.set_default_dtype(torch.float64)
     return fit(fedsvi(regression, guide=mean_field), federation(), rounds=ROUNDS)
 
 

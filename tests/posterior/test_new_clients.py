@@ -30,7 +30,6 @@ def rows(names: list[str], n: int = 4, *, shift: float = 0.0) -> ClientData:
 
 @pytest.fixture(scope="module")
 def fitted() -> Fit:
-    torch.set_default_dtype(torch.float64)
     method = methods.fedsvi(gaussian, guides.conditional(newton_steps=0), optimizer=Adam(0.1))
     return fit(method, rows(["a", "b", "c"]), rounds=40, settings=Settings(compile=False))
 

@@ -25,8 +25,6 @@ from tests.programs import federation, fit
 Body = Callable[[Any], Any]
 # untyped, to be called wrongly
 FIT: Any = hierfl.fit
-ADAM: Any = optimizers.Adam
-TORCH_ADAM: Any = torch.optim.Adam
 TORCH = (
     "tensor a;singleton;mat1;batch2;scalar type;Trace Shapes;torch.Size;requires grad;aten::;"
     "has no attribute;NoneType;supported between"

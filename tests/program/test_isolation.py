@@ -172,8 +172,3 @@ def test_a_guides_global_site_depends_on_nothing_local() -> None:
         match="'loc' is outside the clients plate in the guide, but depends on something inside it",
     ):
         read(logistic, backwards, federation())
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_local_sites_may_depend_on_global_ones(family: str) -> None:
-    assert read(regression, FAMILIES[family], federation()).latents.global_block.size == 4

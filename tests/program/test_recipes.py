@@ -25,16 +25,16 @@ def through_json(value: Any) -> Any:
 
 
 # ------------------------------------------------------------------ round trips
-@pytest.mark.parametrize("name", PUBLIC_NAMES)
-def test_a_public_name_comes_back(name: str) -> None:
-    thing = exported(*name.rsplit(".", 1))
-    key = "family" if isinstance(thing, Family) else "named"
-    assert describe(thing)[key] == name
-    again = through_json(thing)
-    if isinstance(thing, Family):
-        assert isinstance(again, Family) and again.build is thing.build
-    else:
-        assert again is thing
+def test_each_public_name_comes_back() -> None:
+    for name in PUBLIC_NAMES:
+        thing = exported(*name.rsplit(".", 1))
+        key = "family" if isinstance(thing, Family) else "named"
+        assert describe(thing)[key] == name
+        again = through_json(thing)
+        if isinstance(thing, Family):
+            assert isinstance(again, Family) and again.build is thing.build, name
+        else:
+            assert again is thing, name
 
 
 def test_the_public_modules_are_those_of_hierfl() -> None:
@@ -48,15 +48,14 @@ def test_the_public_modules_are_those_of_hierfl() -> None:
                 assert isinstance(thing, type) or thing.__recorded__, name
 
 
-@pytest.mark.parametrize("name", PUBLIC_NAMES)
-def test_no_default_is_private(name: str) -> None:
+def test_no_default_is_private() -> None:
     """What a public factory takes by default has a public name: its recipe can be made again."""
-    thing = exported(*name.rsplit(".", 1))
-    if not name.startswith("hierfl.m") or not getattr(thing, "__recorded__", False):
-        return
-    for default in (p.default for p in inspect.signature(thing).parameters.values()):
-        if default is not inspect.Parameter.empty:
-            assert describe(through_json(default)) == describe(default)
+    things = {n: exported(*n.rsplit(".", 1)) for n in PUBLIC_NAMES if n.startswith("hierfl.m")}
+    made = {name: thing for name, thing in things.items() if getattr(thing, "__recorded__", False)}
+    for name, thing in made.items():
+        for default in (p.default for p in inspect.signature(thing).parameters.values()):
+            if default is not inspect.Parameter.empty:
+                assert describe(through_json(default)) == describe(default), name
 
 
 @hierfl.model

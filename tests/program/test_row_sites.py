@@ -424,7 +424,7 @@ def learned_by_hand(batch: ClientBatch) -> None:
 
 def test_params_are_averaged_as_in_the_closed_form() -> None:
     fits = [
-        hierfl.fit(methods.fedavg(model), data(), rounds=2, seed=0, settings=SETTINGS)
+        hierfl.fit(methods.fedavg(model, steps=4), data(), rounds=2, seed=0, settings=SETTINGS)
         for model in (learned, learned_by_hand)
     ]
     theirs = named_leaves(fits[1].message)

@@ -81,7 +81,7 @@ def test_point_estimates_raise_a_warning() -> None:
     assert "Does every parameter have an uncertainty?" in warned(checks(measured(f)))
     net = torch.nn.Linear(2, 1)
     model = network(net, likelihood=lambda out: dist.Normal(out[..., 0], 1.0))
-    learned = fit(methods.fedavg(model), federation((30, 30, 30)), rounds=2)
+    learned = fit(methods.fedavg(model, steps=2), federation((30, 30, 30)), rounds=2)
     said = answer("Does every parameter have an uncertainty?", measured(learned))
     assert "of point estimates: theta.weight and theta.bias. For intervals, fit" in said
     bayesian = bayesian_network(

@@ -58,7 +58,7 @@ OTHERS: dict[str, tuple[Callable[[], hierfl.Method], Callable[[], hierfl.Method]
         "model likelihood: code"
     ),
     "a client of one's own": (
-        lambda: changed(pfedme(units()), 1.0), lambda: changed(pfedme(units()), 2.0),
+        lambda: changed(pfedme(units(), steps=2), 1.0), lambda: changed(pfedme(units(), steps=2), 2.0),
         "client: value of closure's 'by'"
     ),
     "a setting": (
@@ -99,13 +99,14 @@ def test_where_learned_weights_start_may_differ(tmp_path: Path) -> None:
     data = federation((3, 2))
     flat = models.network(net(seed=0), likelihood=models.likelihood.normal(1.0))
     other = models.network(net(seed=1), likelihood=models.likelihood.normal(1.0))
-    whole = fit(fedavg(flat), data, rounds=4, checkpoint=tmp_path / "a", checkpoint_every=2)
-    hierfl.load(tmp_path / "a", method=fedavg(other), data=data)
+    ours, others = (fedavg(model, steps=2) for model in (flat, other))
+    whole = fit(ours, data, rounds=4, checkpoint=tmp_path / "a", checkpoint_every=2)
+    hierfl.load(tmp_path / "a", method=others, data=data)
     newest = tmp_path / "a" / "round-00000004"
     for file in newest.iterdir():
         file.unlink()
     newest.rmdir()
-    again = fit(fedavg(other), data, rounds=4, checkpoint=tmp_path / "a", resume=True)
+    again = fit(others, data, rounds=4, checkpoint=tmp_path / "a", resume=True)
     assert_close(whole.progress.server, again.progress.server, 0.0)
 
 

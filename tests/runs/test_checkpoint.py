@@ -134,14 +134,12 @@ def test_global_and_local_params_are_in_separate_files(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def six_rounds() -> Fit:
-    torch.set_default_dtype(torch.float64)
     return fit(METHODS["structured"](), federation(), rounds=6)
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of six rounds that died after the fourth."""
-    torch.set_default_dtype(torch.float64)
     folder = tmp_path_factory.mktemp("stopped")
     method = METHODS["structured"]()
     run_until(4, method, federation(), rounds=6, checkpoint=folder, checkpoint_every=2)

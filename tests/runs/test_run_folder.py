@@ -34,7 +34,6 @@ def run(folder: Path, **options: Any) -> hierfl.Fit:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[hierfl.Fit, Path]:
     """A run of four rounds, and its folder."""
-    torch.set_default_dtype(torch.float64)
     folder = tmp_path_factory.mktemp("whole")
     return run(folder), folder
 

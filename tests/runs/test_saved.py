@@ -1,7 +1,6 @@
 """`fit.save` and `hierfl.load`: with and without the rows, with the method rebuilt, and their errors."""
 
 import runpy
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -125,16 +124,6 @@ def test_a_method_that_cannot_be_rebuilt_must_be_passed(what: str) -> None:
         match=r"is not stored in a file; (mark it in this program, @hierfl.model, or )?pass (it|the method)",
     ):
         remake(record)
-
-
-def test_loading_imports_nothing_that_a_file_names(tmp_path: Path) -> None:
-    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
-    sys.path.insert(0, str(tmp_path))
-    try:
-        with pytest.raises(CannotRemake, match="'evil:model' is not a public name of hierfl: pass"):
-            remake({"named": "evil:model"})
-    finally:
-        sys.path.remove(str(tmp_path))
 
 
 def test_a_model_of_another_script_is_not_found(
