@@ -175,9 +175,12 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "unknown selected": (lambda: direct().select(["nobody"]), KeyError, "unknown client 'nobody'"),
     "position too large": (
-        lambda: direct().select([2]), KeyError, "client position out of range: there are 2 clients"
+        lambda: direct().select([2]), KeyError, r"no clients are at \[2\]: give all names, positions 0..1, or a mask"
     ),
-    "position negative": (lambda: direct().select([-1]), KeyError, "client position out of range"),
+    "position negative": (lambda: direct().select([-1]), KeyError, r"no clients are at \[-1\]: give all names"),
+    "a short mask": (lambda: direct().select([True]), KeyError, r"no clients are at \[True\]"),
+    "half a position": (lambda: direct().select([0.7]), KeyError, r"no clients are at \[0.7\]"),
+    "names and positions": (lambda: direct().select(["a", 1]), KeyError, r"no clients are at \['a', 1\]"),
     "selected twice": (lambda: direct().select(["a", "a"]), ValueError, "two clients are named 'a'"),
     "field to leave out": (lambda: direct().without("y"), KeyError, "there is no field 'y'"),
     "field of another length": (lambda: direct().with_fields(y=torch.ones(2)), ValueError, "field 'y' has 2 rows"),
