@@ -163,7 +163,9 @@ def _compared(
     z = off / unit
     own_error = guide.var(0) / unit.square() / len(guide)  # of a mean of equally weighted draws
     shift_error = (square @ z.square() + own_error).sqrt()
-    ratio_error = ((square @ (z.square() - 1.0).square()) / 4.0 + _sd_error(guide)).sqrt()
+    own = (guide - guide.mean(0)) / guide.std(0).clamp(min=1e-300)
+    of_guide = (own.square() - 1.0).square().mean(0) / len(guide)
+    ratio_error = 0.5 * (square @ (z.square() - 1.0).square() + of_guide).sqrt()
     index = list(np.ndindex(tuple(theirs.shape[1:])))
     columns = {
         "site": name,
@@ -175,12 +177,6 @@ def _compared(
         "ratio_error": ratio_error.numpy(),
     }
     return pd.DataFrame(columns)[varies.numpy()]
-
-
-def _sd_error(draws: Tensor) -> Tensor:
-    """Return the relative variance of the standard deviation of equally weighted draws."""
-    z = (draws - draws.mean(0)) / draws.std(0).clamp(min=1e-300)
-    return (z.square() - 1.0).square().mean(0) / (4.0 * len(draws))
 
 
 def by_site(scalars: pd.DataFrame) -> pd.DataFrame:

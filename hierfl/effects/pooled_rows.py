@@ -126,19 +126,15 @@ def pooled_numbers(answers: Sequence[NumbersAnswer], least: int) -> dict[str, fl
     squares = (rows - 1.0) @ sds**2 + rows @ (means - mean) ** 2
     summary = {"mean": mean, "sd": math.sqrt(squares / (total - 1.0)) if total > 1.0 else math.nan}
     for name, share in QUARTILES.items():
-        at = _exact(answers, share) if least == 1 else _bounded(answers, share, least)
+        if least == 1:  # all values are known
+            at = (float(np.quantile(np.concatenate([*map(values_of, answers)]), share)),) * 3
+        else:
+            at = _bounded(answers, share, least)
         summary |= dict(zip((name, f"{name}_low", f"{name}_high"), at, strict=True))
     return summary
 
 
 # ------------------------------------------------------------ quantiles
-def _exact(answers: Sequence[NumbersAnswer], share: float) -> tuple[float, float, float]:
-    """Return a quantile of values that are all known, as pandas has it."""
-    every = np.concatenate([values_of(answer) for answer in answers])
-    at = float(np.quantile(every, share))
-    return at, at, at
-
-
 def _bounded(
     answers: Sequence[NumbersAnswer], share: float, least: int
 ) -> tuple[float, float, float]:

@@ -242,17 +242,17 @@ def _warn_of_own_columns(
     for own in (declared, *declared.of_parameters.values()):
         for group, design in zip(own.parts.groups, designs_of(own, schema)[1:], strict=True):
             at = schema.groups.get(group.name)
-            names = [n for n in design.columns if all(map(partial(_is_constant, n), answers))]
+            names = [
+                n
+                for n in design.columns
+                if all(n in of.constant and of.columns[n].count > 0 for of in answers)
+            ]
             if names and design.has_intercept and (at is None or at.level == "within"):
                 what = (
                     f"'{names[0]}' has one value in all rows of each client, and in '{group.text}'"
                 )
                 fix = "leave it out of the bar, and add it to the common terms"
                 warn(f"{what} its slope cannot be told from the intercept: {fix}")
-
-
-def _is_constant(name: str, answer: OfDesign) -> bool:
-    return name in answer.constant and answer.columns[name].count > 0
 
 
 def _keeps_prior(

@@ -131,12 +131,7 @@ class _Values:
             else coded.codes[self.value_of(coded.factor).cat.codes.to_numpy()]
             for coded in factors
         ]
-        return reduce(_crossed, matrices)
-
-
-def _crossed(first: Matrix, second: Matrix) -> Matrix:
-    """Return the products of the columns of two matrices, (n, p q)."""
-    return (first[:, :, None] * second[:, None, :]).reshape(len(first), -1)
+        return reduce(lambda a, b: (a[:, :, None] * b[:, None, :]).reshape(len(a), -1), matrices)
 
 
 def _finite(matrix: Matrix, name: str, client: str) -> Matrix:

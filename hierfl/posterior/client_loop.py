@@ -75,7 +75,10 @@ def each_client(
         (own_slots, own_shared), (asked_slots, asked_shared) = slots_of(own), slots_of(asked)
         of = partial(function, len(ids)) if sized else function
         call = partial(_of_client, fit, message, of, (own_shared, own), (asked_shared, asked))
-        states = _new_states(fit, len(ids)) if new else taken(fit.progress.table, ids)
+        if new:
+            states = tree_map(lambda v, ids=ids: v.expand(len(ids), *v.shape), federation.client.own)
+        else:
+            states = taken(fit.progress.table, ids)
         if rowless is not None:
             states = rowless(states)[1]
         own_given = () if given is None else (tree_map(lambda v, ids=ids: v[ids], given),)
@@ -120,10 +123,6 @@ def _of_client(
     """Call `function` for the client of one slot; a batch comes with what its slots share."""
     params = fit.federation.client.params(message, state)
     return function(params, one_slot(own_slot, *own), one_slot(asked_slot, *asked), *given)
-
-
-def _new_states(fit: Snapshot, count: int) -> Tree:
-    return tree_map(lambda v: v.expand(count, *v.shape), fit.federation.client.own)
 
 
 def each_draw(

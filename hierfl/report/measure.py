@@ -51,7 +51,9 @@ def measure(
     latents, clients = fit.program.latents, fit.federation.data.num_clients
     size = latents.global_block.size + clients * latents.local_block.size
     affordable = min(draws, NUMBERS // max(size, 1))
-    drawn = _drawn(fit, affordable, seed) if affordable >= LEAST_DRAWS else None
+    keep, drawn = global_sites(fit.program) if lacks_rows(fit) else None, None
+    if affordable >= LEAST_DRAWS:
+        drawn = posterior_draws(fit, draws=affordable, seed=seed, keep=keep)
     predictor = _Predictor(fit, drawn if size else None, site, draws, seed)
     rows = fit.federation.data if held_out is None else held_out
     has_rows = bool(fit.program.sites_of_rows) and not (
@@ -87,12 +89,6 @@ def measure(
         expected=expected,
         local_only={} if local_only is None else _local_means(fit, local_only, seed),
     )
-
-
-def _drawn(fit: Snapshot, draws: int, seed: int) -> Draws:
-    """Draw all sites, or without rows the global ones."""
-    keep = global_sites(fit.program) if lacks_rows(fit) else None
-    return posterior_draws(fit, draws=draws, seed=seed, keep=keep)
 
 
 @dataclass(frozen=True, eq=False)

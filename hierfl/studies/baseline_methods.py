@@ -33,10 +33,6 @@ PROX = 0.5  # FedProx' weight that FedABML's paper chose for its MNIST sets
 PARTICLES = 5  # of FedWBA, whose step takes the gradient of each
 
 
-def _none(net: nn.Sequential, lr: float, b: Budget) -> Options:
-    return {}
-
-
 @dataclass(frozen=True)
 class Baseline:
     """A method of `hierfl.methods`, for studies.
@@ -57,7 +53,7 @@ class Baseline:
 
     method: str
     model: Callable[..., Model] = of.common
-    more: Callable[..., Options] = _none
+    more: Callable[..., Options] = lambda net, lr, b: {}
     evaluations: int = 1
     momentum: float = 0.0
     tunes: bool = False

@@ -252,9 +252,9 @@ def check_values(family: str, kind: str, values: ArrayLike) -> None:
     bad = np.argwhere(~(inside(numbers) & np.isfinite(numbers)))
     if bad.size:
         value = float(numbers[tuple(bad[0])])
-        raise ValueError(
-            f"value {value:g} in row {bad[0][0]}: a response of family '{family}' is {words}; {_fix(kind, value)}"
-        )
+        fix = FIXES.get(kind, "use family='gaussian'") if np.isfinite(value) else "drop the row"
+        what = f"value {value:g} in row {bad[0][0]}: a response of family '{family}' is {words}"
+        raise ValueError(f"{what}; {fix}")
     if kind == "shares":
         total = numbers.sum(-1)
         fix = "divide the row's shares by their sum"
@@ -323,13 +323,6 @@ def _numbers(family: str, column: NDArray[np.generic], name: str = "response") -
     if name != "upper":
         _refuse_missing(np.isnan(numbers), name)
     return numbers
-
-
-def _fix(kind: str, value: float) -> str:
-    """Return what to do about a value that a kind of response does not have."""
-    if not np.isfinite(value):
-        return "drop the row"
-    return FIXES.get(kind, "use family='gaussian'")
 
 
 def check_bounds(values: ArrayLike, bounds: tuple[float, float]) -> None:

@@ -112,6 +112,7 @@ def direct(**changes: Any) -> ClientData:
 
 
 ROWS = [0, 0, 1]
+MIXED: Any = ["a", 1]
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "no field": (lambda: ClientData.from_arrays(ROWS), ValueError, "there are no fields"),
     "two of one name": (lambda: direct(names=("a", "a")), ValueError, "two clients are named 'a'"),
@@ -179,8 +180,8 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "position negative": (lambda: direct().select([-1]), KeyError, r"no clients are at \[-1\]: give all names"),
     "a short mask": (lambda: direct().select([True]), KeyError, r"no clients are at \[True\]"),
-    "half a position": (lambda: direct().select([0.7]), KeyError, r"no clients are at \[0.7\]"),
-    "names and positions": (lambda: direct().select(["a", 1]), KeyError, r"no clients are at \['a', 1\]"),
+    "half a position": (lambda: direct().select(torch.tensor([0.5])), KeyError, r"no clients are at \[0.5\]"),
+    "names and positions": (lambda: direct().select(MIXED), KeyError, r"no clients are at \['a', 1\]"),
     "selected twice": (lambda: direct().select(["a", "a"]), ValueError, "two clients are named 'a'"),
     "field to leave out": (lambda: direct().without("y"), KeyError, "there is no field 'y'"),
     "field of another length": (lambda: direct().with_fields(y=torch.ones(2)), ValueError, "field 'y' has 2 rows"),
