@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import expect, expect_draws, shown
+from hierfl.core.arguments import expect, expect_count
 from hierfl.core.process import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.posterior.arviz_io import arviz_of
@@ -170,8 +170,7 @@ def posterior_data(
     log_likelihood: bool,
 ) -> Any:
     """Return draws of the latent sites. Arguments and errors: `Fit.posterior`."""
-    expect_draws(draws)
-    _check_names(var_names)
+    expect_count(draws, "draws")
     expect(correct=(correct, ("psis", None)))
     if correct is None:
         groups = drawn_groups(fit, draws, seed=seed, var_names=var_names, expand=expand)
@@ -214,7 +213,7 @@ def _about(weighted: Corrected, clients: int) -> dict[str, Any]:
 @one_at_a_time
 def predictive_data(fit: Snapshot, draws: int, *, rows: ClientData | None, seed: int) -> Any:
     """Draw labels of rows. Arguments and errors: `Fit.posterior_predictive`."""
-    expect_draws(draws, "fit.posterior_predictive(rows=rows)")
+    expect_count(draws, "draws")
     asked = fit.federation.data if rows is None else rows
     _check_drawable(fit)
     of_rows = restricted(fit, asked)
@@ -238,8 +237,7 @@ def prior_data(
     predictive: bool,
 ) -> Any:
     """Return draws of the latent sites from the prior. Arguments and errors: `Fit.prior`."""
-    expect_draws(draws)
-    _check_names(var_names)
+    expect_count(draws, "draws")
     drawn = prior_draws(fit, draws=draws, seed=seed)
     groups = given_groups(fit, "prior", drawn, var_names=var_names, expand=expand)
     if predictive:
@@ -254,10 +252,3 @@ def _check_drawable(fit: Snapshot) -> None:
     """Refuse to draw labels where the likelihood has factors alone; the error names the factor."""
     if not fit.program.labels:
         fit.program.observed_site(None)
-
-
-def _check_names(var_names: object) -> None:
-    if var_names is not None and not isinstance(var_names, Collection):
-        raise TypeError(
-            f"var_names is {shown(var_names)}: it must be a list of names, or None for all"
-        )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.core.arguments import expect_draws, expect_integer
+from hierfl.core.arguments import expect_count, expect_integer
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch, cut_ragged, full_batch
 from hierfl.data.clients import ClientData
@@ -76,7 +76,9 @@ def each_client(
         of = partial(function, len(ids)) if sized else function
         call = partial(_of_client, fit, message, of, (own_shared, own), (asked_shared, asked))
         if new:
-            states = tree_map(lambda v, ids=ids: v.expand(len(ids), *v.shape), federation.client.own)
+            states = tree_map(
+                lambda v, ids=ids: v.expand(len(ids), *v.shape), federation.client.own
+            )
         else:
             states = taken(fit.progress.table, ids)
         if rowless is not None:
@@ -139,7 +141,7 @@ def each_draw(
     reads: Reads = "rows",
 ) -> Iterator[Chunk]:
     """Evaluate a function of a client and a draw: trees (C, S, ...); draw d depends on the seed alone."""
-    program, draws = fit.program, expect_draws(draws)
+    program, draws = fit.program, expect_count(draws, "draws")
 
     def all_draws(clients: int, params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
         def at_draw(d: Tensor) -> Tree:

@@ -1,8 +1,8 @@
-"""The protocol that diagnostics read, its restriction to clients, and fits without rows."""
+"""What diagnostics read of a fit, its restriction to clients, and fits without rows."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 import torch
@@ -28,46 +28,13 @@ from hierfl.program.sites import COMMON
 from hierfl.program.without_rows import WithoutRows, of_all_sites
 
 
-class Snapshot(Protocol):
+class Snapshot:
     """A run at some round: a `hierfl.Fit`, or its restriction to some clients."""
-
-    @property
-    def method(self) -> Method:
-        """The method that is being fitted."""
-
-    @property
-    def federation(self) -> Federation:
-        """The clients, their rows and the checked program."""
-
-    @property
-    def progress(self) -> Progress:
-        """The server's state, the client states, the history and the number of rounds done."""
-
-    @property
-    def message(self) -> Tree:
-        """The server's last message: all that draws and predictions know of other clients."""
-
-    @property
-    def program(self) -> Program:
-        """The checked program."""
-
-    @property
-    def clients(self) -> tuple[str, ...]:
-        """The clients' names, in the order of the data."""
-
-    @property
-    def history(self) -> pd.DataFrame:
-        """One row per round, as `Fit.history`."""
-
-
-@dataclass(frozen=True, eq=False)
-class Restricted:
-    """A snapshot restricted to some of its clients, with the message of the whole run."""
 
     method: Method
     federation: Federation
     progress: Progress
-    message: Tree
+    message: Tree  # the server's last one: all that draws and predictions know of other clients
 
     @property
     def program(self) -> Program:
@@ -81,8 +48,22 @@ class Restricted:
 
     @property
     def history(self) -> pd.DataFrame:
-        """One row per round, as `Fit.history`."""
+        """One row per round: clients, what the method logs, bytes down and up, seconds, score.
+
+        With `on_client_error="skip"`, `left_out` lists the clients that were left out, with the
+        reason. `far_out` lists updates far larger than the others': client, share, norm in medians.
+        """
         return pd.DataFrame(list(self.progress.history))
+
+
+@dataclass(frozen=True, eq=False)
+class Restricted(Snapshot):
+    """A snapshot restricted to some of its clients, with the message of the whole run."""
+
+    method: Method
+    federation: Federation
+    progress: Progress
+    message: Tree
 
 
 def expect_fit(value: Any, what: str = "fit") -> None:

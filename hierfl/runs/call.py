@@ -65,14 +65,6 @@ class FitArguments:
         return lambda text: print(f"hierfl.fit: {text}", file=sys.stderr, flush=True)
 
 
-def check_model(model: Any, data: Any) -> None:
-    """Refuse what is no method or model, and rows that are no `ClientData`."""
-    check_method(model)
-    if callable(getattr(data, "fit_over", None)):
-        raise TypeError(f"data is {shown(data)}: call hierfl.nodes.fit(model, nodes, ...)")
-    expect_client_data(data, "data")
-
-
 def with_rows(data: ClientData, call: FitArguments) -> tuple[ClientData, FitArguments]:
     """Return clients with `min_rows` rows or more, and the call for them; warn of the others."""
     least, validation = call.settings.min_rows, call.validation

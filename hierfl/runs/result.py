@@ -26,7 +26,7 @@ from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.labels import replicate
 from hierfl.posterior.prediction import Prediction, in_frame_order, predict
-from hierfl.program.program import Program
+from hierfl.posterior.snapshot import Snapshot
 from hierfl.runs import joining, saved
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ OF_FEW = {
 @printed
 @late_methods({**METHODS, **OF_FEW})
 @dataclass(frozen=True, eq=False)
-class Fit:
+class Fit(Snapshot):
     """A method fitted to a federation.
 
     Args:
@@ -77,25 +77,6 @@ class Fit:
     rounds: int
 
     __tables__ = brief
-
-    @property
-    def program(self) -> Program:
-        """The checked program."""
-        return self.federation.program
-
-    @property
-    def clients(self) -> tuple[str, ...]:
-        """The clients' names, in the order of the data."""
-        return self.federation.data.names
-
-    @property
-    def history(self) -> pd.DataFrame:
-        """One row per round: clients, what the method logs, bytes down and up, seconds, score.
-
-        With `on_client_error="skip"`, `left_out` lists the clients that were left out, with the
-        reason. `far_out` lists updates far larger than the others': client, share, norm in medians.
-        """
-        return pd.DataFrame(list(self.progress.history))
 
     @property
     def chosen(self) -> str | None:
@@ -240,16 +221,6 @@ class Fit:
         data = self._rows(rows)
         drawn = replicate(self, data, site=site, draws=draws, seed=seed)
         return drawn if data is rows else data.frame_rows.arranged(drawn, 1)
-
-    if not TYPE_CHECKING:  # hidden from type checkers: a fit is no function
-
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            """Refuse a fit as the guide of `pyro.infer.Predictive`."""
-            raise TypeError(
-                "a Fit cannot be called as a guide: instead of pyro.infer.Predictive, use "
-                "fit.predict(rows), fit.replicate(rows) or fit.posterior_predictive(), or give "
-                "Predictive the draws, fit.get_samples()"
-            )
 
     @property
     def certificates(self) -> pd.DataFrame:

@@ -114,7 +114,6 @@ class SkewNormal(RowDistribution):
         loc: mean.
         scale: standard deviation.
         alpha: skewness parameter; 0 is the Normal.
-        validate_args: whether to check values. Default None: Pyro's setting.
 
     Reference: Azzalini 1985, Scandinavian Journal of Statistics 12:171.
     """
@@ -122,11 +121,9 @@ class SkewNormal(RowDistribution):
     FIELDS = ("loc", "scale", "alpha")
     support = constraints.real
 
-    def __init__(
-        self, loc: Tensor, scale: Tensor, alpha: Tensor, *, validate_args: bool | None = None
-    ) -> None:
+    def __init__(self, loc: Tensor, scale: Tensor, alpha: Tensor) -> None:
         self.loc, self.scale, self.alpha = torch.broadcast_tensors(loc, scale, alpha)
-        super().__init__(self.loc.shape, torch.Size(), validate_args=validate_args)
+        super().__init__(self.loc.shape, torch.Size())
 
     def _standard(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return d, the scale w and the location xi of the density."""

@@ -14,7 +14,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from hierfl.data.frames import is_number
 from hierfl.models.priors import Prior
 from hierfl.program.sites import Recipe, recipe_of
 
@@ -310,16 +309,8 @@ def _numbers(family: str, column: NDArray[np.generic], name: str = "response") -
     try:
         numbers: Numbers = column.astype(np.float64)
     except (TypeError, ValueError) as error:
-        row, value = next((i, v) for i, v in enumerate(column.ravel().tolist()) if not is_number(v))
-        row //= max(1, column.size // max(1, len(column)))
-        fix = "code it as a number"
-        if name == "cens":
-            fix = CENS
-        elif name == "response":
-            fix += ", or use family='categorical'"
-        raise ValueError(
-            f"the {name} in row {row} is {value!r}, and family '{family}' needs numbers: {fix}"
-        ) from error
+        fix = f"{error}; code it as a number, or use family='categorical'"
+        raise ValueError(f"family '{family}' needs numbers in the {name}: {fix}") from error
     if name != "upper":
         _refuse_missing(np.isnan(numbers), name)
     return numbers

@@ -225,7 +225,6 @@ class Censored(RowDistribution):
             exact.
         upper: upper ends of intervals; read where cens is 2 alone. Default None: no interval.
         entry: times >= 0 from which on the rows were under observation. Default None: 0.
-        validate_args: whether to check values. Default None: Pyro's setting.
 
     Raises:
         TypeError: no cumulative hazard of the base is known.
@@ -240,8 +239,6 @@ class Censored(RowDistribution):
         cens: Tensor | None = None,
         upper: Tensor | None = None,
         entry: Tensor | None = None,
-        *,
-        validate_args: bool | None = None,
     ) -> None:
         hazards(base)  # refuses what it cannot censor
         fields = (cens, upper, entry)
@@ -252,7 +249,7 @@ class Censored(RowDistribution):
         self.cens, self.upper, self.entry = (
             None if field is None else field.expand(shape) for field in fields
         )
-        super().__init__(shape, torch.Size(), validate_args=validate_args)
+        super().__init__(shape, torch.Size())
 
     def _log_prob(self, value: Tensor) -> Tensor:
         of = hazards(self.base)
