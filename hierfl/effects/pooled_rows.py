@@ -31,11 +31,7 @@ class Form(NamedTuple):
 
 
 def form_of(column: str, answers: Sequence[ColumnAnswer], least: int) -> Form:
-    """Return the form that a column has in all groups.
-
-    Numbers that are all 0 or 1 are levels. A category of as many levels as rows is an ID or a date, and
-    so are whole numbers that count the rows or are called an ID, and dates such as 20240131.
-    """
+    """Return the form of a column in all groups: 0 and 1 are levels; what names or counts rows, and dates, is an ID."""
     are_levels = {isinstance(answer, LevelsAnswer) for answer in answers}
     if len(are_levels) > 1:
         what = f"column '{column}' holds numbers at one client and names at another"

@@ -114,10 +114,7 @@ def agreed(
     rare: Rare,
     start: Schema | None,
 ) -> Schema:
-    """Return what clients agree on, by the answers that `ask` returns.
-
-    Without `declared` the schema is of columns alone, and `start` is one to begin with.
-    """
+    """Return what clients agree on by the answers of `ask`; without `declared`, of columns alone, from `start` on."""
     levels_of = _known_levels(levels, units, kinds, declared, clients)
     is_ordinal = declared is not None and declared.family.kind == "ordered"
     ordinal = {declared.parts.response} if declared is not None and is_ordinal else set[str]()

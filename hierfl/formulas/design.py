@@ -239,10 +239,7 @@ def _codings(
 
 
 def _is_category(factor: Factor, values: _Values) -> bool:
-    """Whether a factor is coded by its levels; the steps of mo() are coded as a number is.
-
-    A curve of each level then starts where all of them do.
-    """
+    """Whether a factor is coded by its levels; mo() is a number here, so that the curves of levels start together."""
     return factor.callee != "mo" and hasattr(values.value_of(factor), "cat")
 
 

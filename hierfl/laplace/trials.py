@@ -81,10 +81,7 @@ def prior_sites_at(program: Program, values: Values, batch: ClientBatch) -> dict
 
 
 def terms_at(program: Program, values: Values, batch: ClientBatch) -> dict[str, Site]:
-    """Return what multiplies the priors of a client's sites, by name, at values of all latent sites.
-
-    That is the likelihood, and factors of clients that read no rows.
-    """
+    """Return what multiplies the priors of a client's sites, by name: the likelihood, and factors that read no rows."""
     sites = sites_at(program, values, batch)
     others = (name for name, site in sites.items() if is_factor(site) and in_clients(site))
     names = dict.fromkeys((*program.labels, *program.factors, *others))
@@ -114,10 +111,7 @@ def predictors_of(terms: Terms, size: int, dtype: torch.dtype | None = None) -> 
 def line_of(
     linear: Callable[[Tensor], Tensor], size: int, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return a linear function of w at 0, (n,), and its slopes, (n, D).
-
-    In double precision by steps so short that exp() of a predictor is a number where a column is 1e6.
-    """
+    """Return a linear function of w at 0, (n,), and its slopes, (n, D), by steps after which exp() is a number."""
     eye = torch.eye(size, dtype=dtype)
     step = STEP if eye.dtype == torch.float64 else 1.0
     base = linear(eye.new_zeros(size))
@@ -152,10 +146,7 @@ def trial() -> Iterator[None]:
 def moved_rows(
     program: Program, g: torch.Generator, batch: ClientBatch | None = None
 ) -> ClientBatch:
-    """Return rows, by default the prototype's, in double precision with perturbed features.
-
-    They are repeated until there are enough of them to show every code of a field.
-    """
+    """Return rows, by default the prototype's, in double precision, perturbed, and repeated to show every code."""
     rows = in_double(program.prototype if batch is None else batch)
     labels = frozenset(program.labels.values())
     counts = (high + 1 - low for name, (low, high) in program.codes.items() if name not in labels)

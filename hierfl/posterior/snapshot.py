@@ -179,10 +179,7 @@ def lacks_rows(fit: Snapshot) -> bool:
 
 
 def by_state_alone(fit: Snapshot) -> Snapshot:
-    """Return a fit whose program computes what does not depend on rows that are not there.
-
-    Made-up rows stand in for them in the loop over clients; the program cannot read these.
-    """
+    """Return a fit that computes what depends on no missing rows; made-up ones stand in, which it cannot read."""
     if not is_absent(fit.federation.data):
         return fit
     old = fit.federation.program

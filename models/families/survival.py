@@ -16,7 +16,6 @@ from hierfl.models.families.rows import RowDistribution
 from hierfl.models.priors import Prior
 
 FAR = 1e4  # stands for infinity where a logarithm of time 0 is meant
-METHODS = ("log_density", "cumulative_hazard", "log_between", "time_at", "moments_beyond")
 DEEPEST = 700.0  # cumulative hazards above it are survival probabilities of 0 in double precision
 ADDITIONS = ("cens", "upper", "entry")
 

@@ -56,10 +56,7 @@ class FedFomoRound(NamedTuple):
 
 
 class FedFomoServerState(NamedTuple):
-    """Models of N clients, (N, ...), who has trained, (N,) bool, P, (N, N), and whose models each gets, (N, M).
-
-    `there`: whether there is one, (N, M).
-    """
+    """Models of N clients, who has trained (N,), P (N, N), and whose models each gets (N, M), if they are `there`."""
 
     w: Params
     seen: Tensor
