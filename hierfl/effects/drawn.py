@@ -225,17 +225,11 @@ Fitted = Snapshot | AtNodes | CoefficientDraws
 
 
 class Drawing(TypedDict, total=False):
-    """How the posterior is drawn for an answer.
+    """How the posterior is drawn for an answer."""
 
-    Attributes:
-        prob: of the intervals. Default 0.9.
-        draws: S, of the posterior. Default 1000.
-        seed: of the draws. Default 0.
-    """
-
-    prob: float
-    draws: int
-    seed: int
+    prob: float  # of the intervals; 0.9
+    draws: int  # S; 1000
+    seed: int  # of the draws; 0
 
 
 def drawn(

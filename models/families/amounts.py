@@ -52,11 +52,7 @@ class Weibull(dist.Weibull):  # type: ignore[misc]  # Any in Pyro
     """dist.Weibull with a log density that stays finite where (t / scale)^shape underflows."""
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density in nats, of the batch shape.
-
-        Args:
-            value: times > 0.
-        """
+        """Return the log density in nats, of the batch shape, of times > 0."""
         if self._validate_args:
             self._validate_sample(value)
         return hazards(self).log_density(value)
@@ -165,11 +161,7 @@ class VonMises(dist.VonMises):  # type: ignore[misc]  # Any in Pyro
     """dist.VonMises with a log density that is exact in double precision, and a spread in radians."""
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density in nats, of the batch shape.
-
-        Args:
-            value: angles, in radians.
-        """
+        """Return the log density in nats, of the batch shape, of angles, in radians."""
         if self._validate_args:
             self._validate_sample(value)
         # cos(x) - 1, and log I_0(k) - k, which stay exact for large concentrations
