@@ -8,13 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import level_name, ordered, refuse_similar
-from hierfl.formulas.levels import (
-    MANY_LEVELS,
-    are_days,
-    are_named_ids,
-    is_identifier,
-    merged,
-)
+from hierfl.formulas.levels import MANY_LEVELS, are_days, are_named_ids, is_identifier, merged
 from hierfl.formulas.table_answers import MISSING, OTHERS, LevelsAnswer, NumbersAnswer
 
 DIFFERENT = "(different values)"  # in place of the levels of IDs and dates

@@ -19,14 +19,7 @@ from hierfl.core.user_warnings import warn
 from hierfl.formulas.columns import check_column, column_fault, numbers
 from hierfl.formulas.declaration import LINKS, Declaration
 from hierfl.formulas.design import Design
-from hierfl.formulas.expressions import (
-    Call,
-    DesignTerm,
-    Name,
-    TermSum,
-    column_of,
-    columns_of,
-)
+from hierfl.formulas.expressions import Call, DesignTerm, Name, TermSum, column_of, columns_of
 from hierfl.formulas.layout import Layout, rows_of_above
 from hierfl.formulas.writer import INTERCEPT, NO_NAME, ProgramWriter
 

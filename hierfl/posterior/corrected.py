@@ -36,14 +36,7 @@ from hierfl.posterior.client_loop import each_draw
 from hierfl.posterior.draws import Draws
 from hierfl.posterior.proposals import FREEDOM, points_of, refitted
 from hierfl.posterior.snapshot import Snapshot, expect_fit
-from hierfl.posterior.weights import (
-    INNER,
-    Weighed,
-    check_density,
-    check_labeled,
-    over_own,
-    weigh,
-)
+from hierfl.posterior.weights import INNER, Weighed, check_density, check_labeled, over_own, weigh
 from hierfl.program.program import Params
 
 ROUNDS = 3  # at most
