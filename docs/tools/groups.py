@@ -86,6 +86,12 @@ def groups() -> list[Group]:
                     *exported("hierfl.report"),
                 ],
                 "Methods of a fit": [
+                    "hierfl.posterior.arviz_groups.posterior",
+                    "hierfl.posterior.arviz_groups.prior",
+                    "hierfl.posterior.arviz_groups.posterior_predictive",
+                    "hierfl.posterior.prediction.predict",
+                    "hierfl.posterior.labels.replicate",
+                    "hierfl.report.page.report",
                     "hierfl.runs.saved.save",
                     "hierfl.runs.joining.personalize",
                     "hierfl.runs.updating.update",

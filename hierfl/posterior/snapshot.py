@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
@@ -15,6 +15,7 @@ from hierfl.core.trees import Tree
 from hierfl.data.absent import is_absent, stand_in
 from hierfl.data.batch import expect_client_data
 from hierfl.data.clients import ClientData
+from hierfl.data.preprocess import read_frame
 from hierfl.engine.client_store import subset
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
@@ -26,6 +27,9 @@ from hierfl.program.missing import check_missing
 from hierfl.program.program import ParamSpec, Program
 from hierfl.program.sites import COMMON
 from hierfl.program.without_rows import WithoutRows, of_all_sites
+
+if TYPE_CHECKING:
+    from hierfl.formulas.formula import Frames
 
 
 class Snapshot:
@@ -54,6 +58,17 @@ class Snapshot:
         reason. `far_out` lists updates far larger than the others': client, share, norm in medians.
         """
         return pd.DataFrame(list(self.progress.history))
+
+    def _rows(self, rows: "ClientData | Frames", *, matched: bool = True) -> Any:
+        """Return rows as the program reads them; frames are read as those that were fitted."""
+        if isinstance(rows, ClientData):
+            return rows
+        fitted = self.federation.data
+        if fitted.client_column:
+            return read_frame(rows, fitted.client_column, fitted)
+        from hierfl.formulas.formula import rows_of  # with pandas
+
+        return rows_of(self.method.model, rows, self.clients, asked=matched)
 
 
 @dataclass(frozen=True, eq=False)

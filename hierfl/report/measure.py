@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
+from hierfl.core.process import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics import client_scores, out_of_distribution
 from hierfl.diagnostics.calibration import Floats
@@ -37,6 +38,7 @@ from hierfl.posterior.snapshot import (
 )
 
 
+@one_at_a_time
 def measure(
     fit: Snapshot,
     *,
