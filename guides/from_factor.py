@@ -145,10 +145,7 @@ class FromFactor:
         factor: tuple[Tensor, Tensor],
         own: dict[str, Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """Return covariances of w given z, with the factors, (C, D, D), and without, (1 or 2, C, D, D).
-
-        The two without differ in entries whose variance is infinite.
-        """
+        """Return covariances of w given z, with factors, (C, D, D), and without, (1 or 2, C, D, D)."""
         mixing = hierarchy.mixing
         if mixing is None:
             normal = hierarchy.local(z, row)

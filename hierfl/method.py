@@ -160,10 +160,6 @@ def _never(state: Tree) -> bool:
     return False
 
 
-def _own_params(message: Tree, own: Tree) -> Params:
-    return {**message, **own}
-
-
 @spelled
 @dataclass(frozen=True, eq=False)
 class Client:
@@ -202,7 +198,7 @@ class Client:
     start: Callable[[Tree, Tree], Tree]
     phases: tuple[Phase, ...]
     finish: Callable[[Tree, Tree, Tree, Tensor], tuple[Up, Tree]]
-    params: Callable[[Tree, Tree], Params] = _own_params
+    params: Callable[[Tree, Tree], Params] = lambda message, own: {**message, **own}
     adapt: tuple[Phase, ...] | None = None
     most_adapting: int | None = None
     like_rows: Callable[[Tree], bool] = _never
@@ -254,10 +250,6 @@ def _unjudged(state: Tree) -> None:
     return None
 
 
-def _whole(state: Tree, clock: Clock) -> Tree:
-    return state
-
-
 @spelled
 @dataclass(frozen=True, eq=False)
 class Server:
@@ -293,7 +285,7 @@ class Server:
 
     state: Tree
     update: Callable[[Tree, dict[str, Tree], Clock], Tree]
-    down: Callable[[Tree, Clock], Tree] = _whole
+    down: Callable[[Tree, Clock], Tree] = lambda state, clock: state
     final: Callable[[Tree, Clock], Tree] | None = None
     finished: Callable[[Tree], bool] = _never
     logged: Callable[[Tree], dict[str, float]] = lambda state: {}

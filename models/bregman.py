@@ -145,23 +145,12 @@ def gaussian(precision: float | Tensor = 1.0) -> BregmanPrior:
     p = torch.as_tensor(precision)
     if not bool((p > 0.0).all()):
         raise ValueError(f"precision is {precision}: it must be > 0")
-    if p.dim() == 0 and float(p) == 1.0:
-        return BregmanPrior(
-            lambda s: 0.5 * s.square(),
-            conjugate=lambda x: 0.5 * x.square(),
-            gradient=_identity,
-            inverse=_identity,
-        )
     return BregmanPrior(
         lambda s: 0.5 * s.square() / precision,
         gradient=lambda s: s / precision,
         inverse=lambda x: x * precision,
         conjugate=lambda x: 0.5 * precision * x.square(),
     )
-
-
-def _identity(values: Tensor) -> Tensor:
-    return values
 
 
 @spelled

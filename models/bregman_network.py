@@ -86,11 +86,9 @@ class BregmanKernel(TorchDistribution):
 
     arg_constraints: dict[str, Constraint] = {}  # noqa: RUF012 (torch's name and kind)
 
-    def __init__(
-        self, prior: BregmanPrior, loc: Tensor, lam: float = 1.0, validate_args: bool | None = None
-    ) -> None:
+    def __init__(self, prior: BregmanPrior, loc: Tensor, lam: float = 1.0) -> None:
         self.prior, self.loc, self.lam = prior, loc, lam
-        super().__init__(torch.Size(), loc.shape, validate_args=validate_args)
+        super().__init__(torch.Size(), loc.shape)
 
     @property
     def support(self) -> Constraint:

@@ -124,11 +124,7 @@ class GaussianProcessNetwork:
 def conditioned(
     scale: Tensor, at: Tensor, memory: Tensor, labels: Tensor, variance: Tensor, there: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return means and variances of processes at rows `at`, (C, B, processes), given those that are `there`.
-
-    The processes have variance `scale`, and `memory` (C, R, D) has `labels` (C, R, processes), seen
-    with noise of a `variance`; `there` (C, R).
-    """
+    """Return means and variances of processes (C, B, P) at rows `at`, given noisy `labels` of `memory`, if `there`."""
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
         """Return the covariance of a (..., A, D) and b (..., B, D), in units of the length."""

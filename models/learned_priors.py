@@ -46,12 +46,13 @@ class LearnedPrior(Protocol):
         """Return the prior of a local tensor, of event shape `theta.shape` and mean theta."""
 
     def hyper(self, above: Above) -> Tensor:
-        """Return the penalty on the global params themselves, ()."""
+        """Return the penalty on the global params themselves, (): 0 unless a prior has one."""
+        return torch.zeros(())
 
 
 @spelled
 @dataclass(frozen=True)
-class Isotropic:
+class Isotropic(LearnedPrior):
     """A Normal prior of known variance, up to its constant.
 
         w_k ~ Normal(theta, variance),    penalty |w_k - theta|^2 / (2 variance)
@@ -78,10 +79,6 @@ class Isotropic:
         """Return the penalty about theta."""
         theta = above["theta"]
         return Penalized(theta, lambda w: (w - theta).square().sum() / (2.0 * self.variance))
-
-    def hyper(self, above: Above) -> Tensor:
-        """Return 0: theta has no penalty."""
-        return torch.zeros(())
 
     def best(self, gamma: Above, mean: Tensor, spread: Tensor) -> Above:
         """Return the best theta, the mean of the clients' tensors."""
@@ -256,7 +253,7 @@ def center_param(name: str, start: Tensor) -> Tensor:
 
 @spelled
 @dataclass(frozen=True)
-class InputConvex:
+class InputConvex(LearnedPrior):
     """A learned penalty, jointly convex in a client's tensor and theta: the authors' later code.
 
         R = out . z_L + a/2 |w - theta|^2 + eps (|w|^2 + |theta|^2),    out = softplus(raw) > 0
@@ -333,10 +330,6 @@ class InputConvex:
             return softplus(above["out"]) @ z + pull + strongly
 
         return Penalized(theta, penalty)
-
-    def hyper(self, above: Above) -> Tensor:
-        """Return 0: R is all in the clients' prior."""
-        return torch.zeros(())
 
 
 def _mark(layer: int) -> str:

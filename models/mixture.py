@@ -23,13 +23,11 @@ class Mixed(RowDistribution):
 
     FIELDS = ("components", "log_shares")
 
-    def __init__(
-        self, components: list[Any], logits: Tensor, *, validate_args: bool | None = None
-    ) -> None:
+    def __init__(self, components: list[Any], logits: Tensor) -> None:
         shape, event = components[0].batch_shape, components[0].event_shape
         self.components = [part.expand(shape) for part in components]
         self.log_shares = logits.log_softmax(-1).expand(*shape, len(components))
-        super().__init__(shape, event, validate_args=validate_args)
+        super().__init__(shape, event)
 
     @property
     def support(self) -> Any:

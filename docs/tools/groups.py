@@ -59,7 +59,9 @@ def groups() -> list[Group]:
     checks += (
         " AgainstNuts against_nuts Sbc sbc ecdf_band Sensitivity sensitivity"
     )
-    scores = "client_scores across_clients effective_clients crps Gap generalization_gap Loo loo"
+    scores = (
+        "client_scores across_clients crps Gap generalization_gap Loo loo"
+    )
     scores += " compare Compared client_rates interval_coverage coverage_p_value CalibrationError"
     scores += " calibration_error confidence equal_mass"
     unknown = "OutOfDistribution out_of_distribution predictive_entropy entropy_density"
@@ -84,6 +86,12 @@ def groups() -> list[Group]:
                     *exported("hierfl.report"),
                 ],
                 "Methods of a fit": [
+                    "hierfl.posterior.arviz_groups.posterior",
+                    "hierfl.posterior.arviz_groups.prior",
+                    "hierfl.posterior.arviz_groups.posterior_predictive",
+                    "hierfl.posterior.prediction.predict",
+                    "hierfl.posterior.labels.replicate",
+                    "hierfl.report.page.report",
                     "hierfl.runs.saved.save",
                     "hierfl.runs.joining.personalize",
                     "hierfl.runs.updating.update",

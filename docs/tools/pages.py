@@ -20,7 +20,12 @@ WRITTEN = Path(__file__).with_name("methods.toml")
 
 
 # Modules of functions that are methods of a fit, and of what they return.
-OF_FITS = ("hierfl.effects.", "hierfl.runs.", "hierfl.posterior.")
+OF_FITS = (
+    "hierfl.effects.",
+    "hierfl.runs.",
+    "hierfl.posterior.",
+    "hierfl.report.page.",
+)
 
 
 def address(group: Group, name: str) -> str:

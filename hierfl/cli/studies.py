@@ -138,12 +138,11 @@ def _list_studies() -> None:
 
     typer.echo("Times are CPU time of one core, measured on two cores of a shared x86 server.\n")
     for study in listed():
-        typer.secho(study.name, bold=True)
-        typer.echo(f"  {study.shows}")
-        typer.echo(f"  Data: {study.data}.")
-        typer.echo(f"  Time with --quick: {study.quick}. In full: {study.full}.")
-        if study.variants:
-            typer.echo(f"  Variants: {study.variants}.")
+        typer.secho(study["name"], bold=True)
+        typer.echo("  {shows}\n  Data: {data}.".format(**study))
+        typer.echo("  Time with --quick: {quick}. In full: {full}.".format(**study))
+        if study["variants"]:
+            typer.echo(f"  Variants: {study['variants']}.")
 
 
 def table(

@@ -5,11 +5,11 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 
-from hierfl.comparisons.study_data import SHIPPED, StudyTable
+from hierfl.comparisons.study_data import SHIPPED
 from hierfl.comparisons.study_file import Study
 from hierfl.core.arguments import did_you_mean
 
@@ -17,12 +17,8 @@ from hierfl.core.arguments import did_you_mean
 FOLDER_NAME = re.compile(r"[\w(][\w .,+=()-]{0,80}(?<![. ])")
 
 
-class Listing(StudyTable):
-    """The table `[list]` of a study file: what it shows, how long both its forms take."""
-
-    shows: str = ""
-    quick: str = ""
-    full: str = ""
+# keys of the table [list] of a study file: what it shows, how long both its forms take
+LISTED = ("shows", "quick", "full")
 
 
 def read(path: str | Path, *, quick: bool = False) -> dict[str, Study]:
@@ -30,9 +26,9 @@ def read(path: str | Path, *, quick: bool = False) -> dict[str, Study]:
     file = Path(path)
     tables = _tables(file)
     for key, value in _table(file, tables, "list").items():
-        if key not in Listing.model_fields or not isinstance(value, str):
-            keys = ", ".join(Listing.model_fields)
-            raise ValueError(f"{file}: list.{key} is {value!r:.80}: list has texts alone, {keys}")
+        if key not in LISTED or not isinstance(value, str):
+            what = f"{file}: list.{key} is {value!r:.80}"
+            raise ValueError(f"{what}: list has texts alone, {', '.join(LISTED)}")
     quicker = _table(file, tables, "quick")
     variants = _table(file, tables, "variants")
     for name in variants:
@@ -56,11 +52,6 @@ def read(path: str | Path, *, quick: bool = False) -> dict[str, Study]:
             lines = "\n".join(f"  {line}" for line in _mistakes(error, own))
             raise ValueError(f"{file}{of} is not a study:\n{lines}") from error
     return studies
-
-
-def listing(path: Path) -> Listing:
-    """Return the table `[list]` of a study file."""
-    return Listing.model_validate(_tables(path).get("list", {}))
 
 
 def chosen(studies: Mapping[str, Study], names: Iterable[str] | None) -> list[str]:
@@ -116,17 +107,6 @@ def _mistakes(error: ValidationError, study: Mapping[str, Any]) -> Iterator[str]
 FOLDER = Path(str(files("hierfl.studies"))) / "shipped"
 
 
-class Listed(NamedTuple):
-    """A line of `hierfl compare --list`; `quick` and `full` say how long each form takes."""
-
-    name: str
-    shows: str
-    data: str
-    variants: str
-    quick: str
-    full: str
-
-
 def names() -> list[str]:
     """Return the names of the studies that ship, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
@@ -144,16 +124,16 @@ def find(study: str) -> Path:
     raise FileNotFoundError(f"there is no study '{study}': {did_you_mean(plain, names(), fix)}")
 
 
-def listed() -> Iterator[Listed]:
-    """Yield a line for each study that ships."""
+def listed() -> Iterator[dict[str, str]]:
+    """Yield name, data, variants and the keys of `LISTED` of each study that ships."""
     for name in names():
         file = FOLDER / f"{name}.toml"
-        about, studies = listing(file), read(file)
+        about, studies = _tables(file).get("list", {}), read(file)
         sets = dict.fromkeys(
             source if source in SHIPPED else f"{source} (HIERFL_DATA)"
             for study in studies.values()
             for source in (study.data.name, *study.evaluation.foreign)
             if source not in ("unseen_classes", "shuffled_pixels")
         )
-        variants = ", ".join(name for name in studies if name)
-        yield Listed(name, about.shows, ", ".join(sets), variants, about.quick, about.full)
+        own = {"name": name, "data": ", ".join(sets), "variants": ", ".join(filter(None, studies))}
+        yield {**dict.fromkeys(LISTED, ""), **about, **own}

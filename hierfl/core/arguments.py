@@ -8,7 +8,7 @@ import numbers
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -79,15 +79,6 @@ def _within(value: Any, interval: str) -> bool:
     least, greatest = map(float, interval[1:-1].split(","))
     above = value >= least if interval[0] == "[" else value > least
     return bool(above and (value <= greatest if interval[-1] == "]" else value < greatest))
-
-
-def expect_draws(value: Any, rows: str = "fit.predict(rows)") -> int:
-    """Return a number of draws, 1 or more; of rows in its place the error names the call that takes them."""
-    if hasattr(value, "columns") or hasattr(value, "num_rows") or isinstance(value, Mapping):
-        raise TypeError(
-            f"draws is {shown(value)}: it must be an integer of 1 or more; for these rows call {rows}"
-        )
-    return expect_count(value, "draws")
 
 
 def expect_path(value: Any, what: str, like: str) -> Path:

@@ -76,10 +76,7 @@ def write_all(file: int, content: bytes, at: int, path: Path) -> None:
 
 
 def write_line(path: Path, line: bytes, at: int | None = None) -> None:
-    """Write a line to a file of lines, behind its first `at` bytes or at its end, and wait until it is on disk.
-
-    What a crash has cut of the line before is gone, or a line of its own.
-    """
+    """Write a line behind the first `at` bytes of a file, or its end and what a crash cut, and wait for the disk."""
     with writing(path, len(line)):
         mode = os.O_RDWR | os.O_CREAT | (os.O_APPEND if at is None else 0)
         file = os.open(path, mode, PRIVATE_FILE)

@@ -30,10 +30,7 @@ class DrawQuality(NamedTuple):
 
 
 def quality_of(values: Tensor, log_weights: Tensor, share: float = 1.0) -> DrawQuality:
-    """Judge draws (S, K) by log weights (S,); `share` of equally weighted ones would be effective.
-
-    Entries that are the same in all draws have infinite effective numbers, and no errors.
-    """
+    """Judge draws (S, K) by log weights (S,), a `share` of them effective; an entry that never varies has no errors."""
     weights, values = log_weights.double().softmax(0), values.double()
     ordered, order = values.sort(0)
     weight = weights[order]
@@ -57,10 +54,7 @@ def quality_of(values: Tensor, log_weights: Tensor, share: float = 1.0) -> DrawQ
 
 
 def distinct_of(values: Tensor, log_weights: Tensor) -> int:
-    """Return the fewest values of an entry of S draws (S, K), taken by their weights, in single precision.
-
-    An entry that is the same in all draws as they are does not count.
-    """
+    """Return the fewest values, in single precision, of an entry of draws (S, K) that varies, by their weights."""
     moves = (values != values[:1]).any(0)
     taken = values[chosen(log_weights, len(values))].float().sort(0).values
     steps = (taken[1:] != taken[:-1]).sum(0)[moves]

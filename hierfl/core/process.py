@@ -123,13 +123,6 @@ class TooLarge(ValueError):
     """An operation asks for more memory than allowed, or there are more operations than allowed."""
 
 
-@contextmanager
-def at_most(size: int, operations: int) -> Iterator[None]:
-    """Refuse operations of torch with too large results, or too many operations."""
-    with _Limit(size, operations):
-        yield
-
-
 class EagerMode(TorchDispatchMode):
     """A mode that nothing compiled meets: else torch imports its compiler, two seconds of a fit."""
 
@@ -141,8 +134,8 @@ class EagerMode(TorchDispatchMode):
         return False
 
 
-class _Limit(EagerMode):
-    """Finds the size of each result on the meta device, where it takes no memory."""
+class Limit(EagerMode):
+    """Refuses too many operations, or too large results, as found on the meta device without memory."""
 
     def __init__(self, size: int, operations: int) -> None:
         super().__init__()

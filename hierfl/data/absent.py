@@ -58,10 +58,7 @@ class Absent(Tensor):
 
 
 class Unknown(Tensor):
-    """What depends on rows that are not there: a shape and a dtype, which all that is made of it has too.
-
-    It has no values (it is on the device "meta"), so that none can be read or decide anything.
-    """
+    """What depends on missing rows: a shape and a dtype, on the device "meta", and no values to decide anything."""
 
     @classmethod
     def __torch_function__(

@@ -253,9 +253,9 @@ class ClientData:
             clients: their names, their positions, or a boolean mask (N,).
 
         Raises:
-            TypeError: `clients` is a single name or position, or holds both.
+            TypeError: `clients` is a single name or position.
             KeyError: no client has one of the names or positions.
-            ValueError: a client is given twice, none is given, or a mask does not have N entries.
+            ValueError: a client is given twice, or none is given.
         """
         ids = chosen_clients(clients, self.names)
         counts = self.counts[ids]
@@ -282,8 +282,7 @@ class ClientData:
         """Return the rows for which `keep` (n,) is true; clients that keep no row are dropped.
 
         Raises:
-            TypeError: `keep` does not hold booleans.
-            ValueError: `keep` is not (n,), or no row is kept.
+            ValueError: `keep` is not (n,) of booleans, or no row is kept.
         """
         keep = rows_kept(keep, self.num_rows)
         counts = torch.bincount(self.row_client[keep], minlength=self.num_clients)

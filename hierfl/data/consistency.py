@@ -24,11 +24,7 @@ WHOLE = re.compile(r"-?\d+\.0+")  # a whole number as pandas writes one beside m
 
 
 class RowsFault(ValueError):
-    """Rows that cannot be used.
-
-    The message is for their owner. `public` names a column and the kind of fault, and no value: it
-    is what a node may say of them.
-    """
+    """Rows that cannot be used: a message for their owner; `public` is what a node may say of them, without values."""
 
     def __init__(self, message: str, public: str = "") -> None:
         super().__init__(message)

@@ -1,7 +1,5 @@
 """Clients' ids as users pass them; rows sorted and joined by client, the choice of clients and of rows."""
 
-import numbers
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +10,7 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.core.arguments import NoSuchName
-from hierfl.data.arrays import Array, as_tensor, is_missing, masked_in
+from hierfl.data.arrays import Array, as_tensor, masked_in
 from hierfl.data.consistency import check_length, expect_list, positions_of
 
 PLACES_AT_ONCE = 1 << 20  # places in clients' orders that are drawn together
@@ -128,41 +126,27 @@ def chosen_clients(clients: Any, names: Sequence[str]) -> Tensor:
     """Return the positions of clients chosen by names, positions or a mask, int64."""
     if isinstance(clients, str | int):
         raise TypeError(f"the clients are given as {clients!r}: give a list, [{clients!r}]")
-    if isinstance(clients, Tensor | np.ndarray):
-        clients = clients.tolist()
-    listed = list(clients)
+    listed = clients.tolist() if isinstance(clients, Tensor | np.ndarray) else list(clients)
     if not listed:
         raise ValueError("no clients were chosen: give at least one name or position")
-    if all(isinstance(i, bool | np.bool_) for i in listed):
-        if len(listed) != len(names):
-            what = f"the mask has {len(listed)} entries for {len(names)} clients"
-            raise ValueError(f"{what}: give one for each")
-        return torch.tensor(listed).nonzero()[:, 0]
     if all(isinstance(i, str) for i in listed):
         return positions_of(names, listed)
-    if any(isinstance(i, str) for i in listed):
-        fix = "give either all names or all positions"
-        raise TypeError(f"the clients are given by names and positions: {fix}")
-    try:
-        ids = torch.tensor([*map(operator.index, listed)], dtype=torch.long)
-    except TypeError as error:
-        other = next(i for i in listed if not hasattr(i, "__index__"))
-        fix = "give names, positions or a boolean mask"
-        raise TypeError(f"client position {other!r} is not an integer: {fix}") from error
-    if int(ids.min()) < 0 or int(ids.max()) >= len(names):
-        raise NoSuchName(f"client position out of range: there are {len(names)} clients")
-    return ids
+    index = np.asarray(listed)
+    is_mask = index.dtype == bool and index.shape == (len(names),)
+    if not is_mask and (
+        index.dtype.kind not in "iu" or not 0 <= index.min() <= index.max() < len(names)
+    ):
+        fix = f"positions 0..{len(names) - 1}, or a mask of {len(names)} booleans"
+        raise NoSuchName(f"no clients are at {listed}: give all names, {fix}")
+    return torch.arange(len(names))[torch.from_numpy(index)]
 
 
 def rows_kept(keep: Any, num_rows: int) -> Tensor:
     """Return a mask of rows, (n,) bool, that keeps one at least."""
     mask = torch.as_tensor(keep)
-    if mask.dtype != torch.bool:
-        what = f"keep holds {str(mask.dtype).removeprefix('torch.')}, not booleans"
-        raise TypeError(f"{what}: give a condition on each row, such as x > 0")
-    if mask.shape != (num_rows,):
-        what = f"keep has shape {tuple(mask.shape)}, but there are {num_rows} rows"
-        raise ValueError(f"{what}: give one boolean per row")
+    if mask.dtype != torch.bool or mask.shape != (num_rows,):
+        what = f"keep is {str(mask.dtype).removeprefix('torch.')} {tuple(mask.shape)}"
+        raise ValueError(f"{what}: give a condition on each of the {num_rows} rows, such as x > 0")
     if not bool(mask.any()):
         raise ValueError("no row is kept: a federation needs at least one row")
     return mask
@@ -196,15 +180,17 @@ def first_part(offsets: Tensor, keys: Tensor, fraction: float) -> Tensor:
 
 
 _WIDEST = 64  # characters of an id that is kept in an array of strings
-_RULE = "client_id must be integers or strings, all of one kind and none missing (NaN)"
+_KINDS = ("integer", "boolean", "string", "datetime64", "timedelta64")
 
 
 def ids_of(client_id: Array) -> NDArray[Any]:
     """Return one id per row, (n,): integers, booleans, dates or strings."""
+    import pandas as pd  # slow to import
+
     if isinstance(client_id, Tensor):
         client_id = client_id.detach().cpu().resolve_conj().resolve_neg()
     is_list = isinstance(client_id, list | tuple) and {*map(type, client_id)} != {Tensor}
-    raw = _objects(client_id) if is_list else np.asarray(client_id)
+    raw = np.asarray(client_id, object if is_list else None)
     fault = f"has shape {raw.shape}: give one id per row, of shape (n,)" if raw.ndim != 1 else ""
     if masked := masked_in(client_id):
         fault = f"has {masked} masked rows: leave these rows out, or fill their ids"
@@ -214,31 +200,13 @@ def ids_of(client_id: Array) -> NDArray[Any]:
         fault = "has no rows: give at least one row of one client"
     if fault:
         raise ValueError(f"client_id {fault}")
-    if fault := _fault_of_kind(raw):
-        raise TypeError(f"client_id {fault}: {_RULE}")
+    missing, kind = pd.isna(raw), pd.api.types.infer_dtype(raw, skipna=False)
+    if missing.any() or kind not in _KINDS:
+        row = int(missing.argmax())
+        fault = f"is {raw[row]} in row {row}" if missing.any() else f"holds {kind} values"
+        fix = "client_id must be integers or strings, all of one kind and none missing (NaN)"
+        raise TypeError(f"client_id {fault}: {fix}")
     return _of_objects(raw) if raw.dtype.kind == "O" else raw
-
-
-def _objects(ids: Sequence[Any]) -> NDArray[Any]:
-    """Return a list as an array of its entries, (n,), unless an entry is a sequence itself."""
-    if any(isinstance(i, list | tuple | np.ndarray) for i in ids):
-        return np.asarray(ids)
-    raw = np.empty(len(ids), object)
-    raw[:] = ids
-    return raw
-
-
-def _fault_of_kind(raw: NDArray[Any]) -> str:
-    """Return why ids are not integers, booleans, strings or dates, all of one kind; "" if they are."""
-    kinds = [*dict.fromkeys(map(_kind, dict.fromkeys(map(type, raw))))]
-    if raw.dtype.kind in "iubU" or (len(kinds) == 1 and kinds[0] in ("int", "bool", "str")):
-        return ""
-    is_date = raw.dtype.kind in "Mm"
-    missing = np.isnat(raw) if is_date else np.array([*map(is_missing, raw)])
-    if missing.any():
-        return f"is {raw[missing.argmax()]} in row {int(missing.argmax())}"
-    others = (f" and {v!r}" for v in raw if _kind(type(v)) != kinds[0])
-    return "" if is_date else f"holds {raw[0]!r}{next(others, '')}"
 
 
 def _of_objects(raw: NDArray[Any]) -> NDArray[Any]:
@@ -250,11 +218,3 @@ def _of_objects(raw: NDArray[Any]) -> NDArray[Any]:
         return raw
     ids = np.array(listed)
     return raw if ids.dtype.kind == "f" else ids  # integers beyond int64 beside smaller ones
-
-
-def _kind(kind: type) -> str:
-    if issubclass(kind, bool | np.bool_):
-        return "bool"
-    if issubclass(kind, numbers.Integral):
-        return "int"
-    return "str" if issubclass(kind, str) else kind.__name__

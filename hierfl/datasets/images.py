@@ -2,11 +2,9 @@
 
 import io
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hierfl.core.extras import extras_for
@@ -95,14 +93,10 @@ _CIFAR10 = DataFile(
 )
 
 
-def _scaled(images: NDArray[Any]) -> Tensor:
-    """Turn (n, h, w) uint8 into (n, 1, h, w) float32 in [0, 1]."""
-    return torch.from_numpy(images)[:, None].to(torch.float32) / 255.0
-
-
 def _part(arrays: Arrays, part: str, classes: tuple[str, ...]) -> Labeled:
     labels = torch.from_numpy(arrays[f"y_{part}"].astype(np.int64))
-    return Labeled(_scaled(arrays[f"x_{part}"]), labels, classes)
+    images = torch.from_numpy(arrays[f"x_{part}"])[:, None].to(torch.float32) / 255.0
+    return Labeled(images, labels, classes)
 
 
 def _train_test(source: DataFile, classes: tuple[str, ...]) -> tuple[Labeled, Labeled]:

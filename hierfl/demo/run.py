@@ -196,10 +196,7 @@ def as_one(data: ClientData) -> ClientData:
 def fit_all(
     train: ClientData, effort: Effort, seed: int, *, local: Fit | None = None, draws: int = 2000
 ) -> dict[str, Fit]:
-    """Fit the methods to the same rows, not compiled: short runs do not gain by it.
-
-    `local`: local-only's fit, if it is there already. `draws`: of the hierarchical posterior.
-    """
+    """Fit the methods to the same rows, eagerly; `local`: local-only's fit if it is there; `draws`: the posterior's."""
     go = partial(fit, seed=seed, progress=False, settings=Settings(compile=False))
     with warnings.catch_warnings():
         if effort.rounds is not None:  # quick: that too few rounds are taken is known
@@ -234,10 +231,7 @@ def pooled(fitted: Fit, test: ClientData, effort: Effort, seed: int) -> Predicti
 def left_out(
     name: str, train: ClientData, test: ClientData, local: Fit, effort: Effort, seed: int
 ) -> list[pd.DataFrame]:
-    """Score a hospital's held-out patients by fits to the other three: frames by method and setting.
-
-    `local` is local-only's fit of all hospitals, which another hospital's rows do not change.
-    """
+    """Score a hospital's patients by fits to the others and by `local`, all hospitals' own, by method and setting."""
     own, new = train.select([name]), test.select([name])
     others = [other for other in train.names if other != name]
     # predictions take 200 draws of the 1,000

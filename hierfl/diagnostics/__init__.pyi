@@ -12,7 +12,6 @@ from .client_scores import Gap as Gap
 from .client_scores import across_clients as across_clients
 from .client_scores import client_scores as client_scores
 from .client_scores import crps as crps
-from .client_scores import effective_clients as effective_clients
 from .client_scores import generalization_gap as generalization_gap
 from .coherence import Coherence as Coherence
 from .coherence import client_gradients as client_gradients

@@ -96,7 +96,8 @@ def calibration_error(
         return (np.add.reduceat(labels, starts, axis=-1, dtype=float) - expected) / sizes
 
     own = gaps(y[order])
-    chance = [gaps(noise.random((d, len(p))) < p[order]) for d in _blocks(draws, len(p))]
+    blocks = np.array_split(np.arange(draws), -(-draws // max(1, 1_000_000 // len(p))))
+    chance = [gaps(noise.random((len(block), len(p))) < p[order]) for block in blocks]
     weight = sizes / len(p)
     errors = np.abs(np.concatenate([own[None], *chance])) @ weight
     p_value = (1 + int((errors[1:] >= errors[0] - 1e-12).sum())) / (draws + 1)
@@ -193,11 +194,6 @@ def coverage_p_value(covered: ArrayLike, prob: float) -> float:
     """Return the exact one-sided p-value of so few covered intervals of probability `prob`."""
     hits = np.asarray(covered, dtype=bool)
     return float(scipy.stats.binomtest(int(hits.sum()), len(hits), prob, alternative="less").pvalue)
-
-
-def _blocks(draws: int, rows: int) -> list[int]:
-    each = max(1, 1_000_000 // rows)
-    return [min(each, draws - start) for start in range(0, draws, each)]
 
 
 def _bins(p: Floats, bins: int) -> list[NDArray[np.intp]]:

@@ -1,12 +1,10 @@
 """Scores of predictions by client beyond those of `Prediction.scores()`, and their spread."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from hierfl.core.arguments import shown
@@ -14,8 +12,6 @@ from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, printed
 from hierfl.diagnostics.calibration import calibration_error, confidence, interval_coverage
 from hierfl.diagnostics.pac_bayes import PacBayes
-from hierfl.engine.aggregate import means_of, summed
-from hierfl.method import LogShare
 from hierfl.posterior.prediction import Prediction, expect_prediction
 
 HIGHER_IS_BETTER = {"log_score": True, "accuracy": True}
@@ -203,25 +199,3 @@ def generalization_gap(
         scores["participation"] = sign * (scores["held_out"] - scores["new_clients"])
     own = tables["train"].loc[tables["held_out"].index, names]
     return Gap(scores, (own - tables["held_out"][names]) * sign, terms)
-
-
-def effective_clients(log_weights: ArrayLike) -> float:
-    """Return the effective number of clients, (sum omega)^2 / sum omega^2, from 1 to N (FedMAP).
-
-    Methods that weight clients by likelihoods log it in each round, as `effective_clients` in the
-    history.
-
-    Args:
-        log_weights: (N,) log omega, not NaN or infinite; the weights need not sum to 1.
-
-    >>> effective_clients([0.0, 0.0, -1e6])
-    2.0
-    """
-    logs = torch.as_tensor(log_weights, dtype=torch.float64)
-    if logs.dim() != 1 or not len(logs) or not float(logs.max()) < math.inf:
-        raise ValueError(
-            f"log weights have shape {tuple(logs.shape)}: "
-            f"it must be (N,), N > 0, with none NaN or infinite"
-        )
-    found = means_of({"omega": summed(LogShare({}, logs))})
-    return round(float(found["effective_omega"]), 12)

@@ -95,10 +95,7 @@ class Entries:
         hidden: bool = False,
         question: str = TAILS,
     ) -> Check:
-        """Judge the Monte Carlo errors of sds and of the 5% and 95% points.
-
-        By k-hat, tails rest on `few` draws, or a mode of little mass may be `hidden` from them.
-        """
+        """Judge the errors of sds and ends, which may rest on few draws by k-hat, or miss a `hidden` mode."""
         poor = is_uncertain(self.quality, self.end_limit)
         if rest_on_few or hidden:
             why = (
@@ -136,11 +133,7 @@ def entries_of_draws(fit: Snapshot, own: WeightedDraws) -> Entries | None:
 
 
 def entries_of_clients(fit: Snapshot, drawn: Draws) -> Entries | None:
-    """Judge the clients' own sites by draws of equal weight; None where a method weights none itself.
-
-    The draws tell the shape of each entry's distribution; as many count as are effective by the
-    method.
-    """
+    """Judge clients' own sites by draws of equal weight, as many as the method's are effective, if it has any."""
     own = fit.federation.server.weighted(fit.progress.server)
     if own is None or not drawn.own:
         return None

@@ -28,15 +28,10 @@ ERRORS = 3.0  # Monte Carlo errors by which a difference must exceed the limits
 
 @dataclass(frozen=True, eq=False)
 class LocalDraws:
-    """What is known of clients' local draws.
+    """What is known of clients' local draws."""
 
-    Args:
-        k_hats: by client, Pareto shape of its draws' weights, a mean over draws of z.
-        scalars: by client and scalar, `site`, `client`, `ratio` of the guide's sd to the weighted
-            one, `shift` of means in sds, and how large these may be by chance, `chance`.
-    """
-
-    k_hats: pd.Series
+    k_hats: pd.Series  # by client, Pareto shape of its draws' weights, a mean over draws of z
+    # site, client, `ratio` of sds and `shift` of means to weighted ones, and these by `chance`
     scalars: pd.DataFrame
 
     def off(self) -> str:

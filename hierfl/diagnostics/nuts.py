@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import pandas as pd
 import pyro
 import torch
@@ -21,6 +20,7 @@ from hierfl.core.user_warnings import warn
 from hierfl.data.batch import ClientBatch, full_batch
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.check import R_HAT
+from hierfl.diagnostics.weighted_moments import by_site, compared, equal_weights, named
 from hierfl.guides.delta import delta
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import Draws, draws_of_samples, posterior_draws, sites_of
@@ -29,7 +29,7 @@ from hierfl.program.check_dependence import check_apart
 from hierfl.program.handlers import Substitute, unchecked, untouched_store
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.read import read
-from hierfl.program.sites import LatentSite, Model, Values
+from hierfl.program.sites import Model, Values
 from hierfl.program.supports import kind_of
 from hierfl.program.traces import Center, Site
 
@@ -157,17 +157,15 @@ class AgainstNuts:
     """Standardized differences between a fit and pooled NUTS.
 
     Args:
-        table: one row per site: how many `scalars` it has; `mean_off` and `mean_off_median`, the
-            largest and the median absolute difference of means in NUTS standard deviations;
-            `sd_ratio_min` and `sd_ratio_max`, the range of the fit's standard deviation over NUTS';
-            `r_hat`, the largest of NUTS.
-        entries: one row per scalar: site, client, index, mean, sd, nuts_mean, nuts_sd, difference
-            (signed, in NUTS standard deviations), sd_ratio.
+        table: one row per site, as `Convergence.sites` with NUTS' draws in place of weighted ones,
+            and `r_hat`, the largest of NUTS.
+        scalars: one row per scalar, as `Convergence.scalars`: `shift` is of means, in NUTS standard
+            deviations, `ratio` the fit's standard deviation over NUTS'.
         reference: the NUTS draws, to compare another fit with.
     """
 
     table: pd.DataFrame
-    entries: pd.DataFrame
+    scalars: pd.DataFrame
     reference: Reference
 
     def __tables__(self) -> Shown:
@@ -176,12 +174,10 @@ class AgainstNuts:
     @property
     def verdict(self) -> str:
         """The largest differences, in a sentence."""
-        worst = self.entries.loc[self.entries["difference"].abs().idxmax()]
-        client = f" of client '{worst['client']}'" if worst["client"] else ""
-        ratio = self.entries["sd_ratio"]
+        shift, ratio = self.scalars["shift"].abs(), self.scalars["ratio"]
         return (
-            f"Means are within {abs(worst['difference']):.2f} NUTS standard deviations (worst: "
-            f"'{worst['site']}'{client}; median {self.entries['difference'].abs().median():.2f}); "
+            f"Means are within {shift.max():.2f} NUTS standard deviations (worst: "
+            f"{named(self.scalars.loc[shift.idxmax()])}; median {shift.median():.2f}); "
             f"standard deviations are {ratio.min():.2f} to {ratio.max():.2f} times NUTS'."
         )
 
@@ -227,9 +223,15 @@ def against_nuts(
         found = posterior_draws(fit, draws=count, seed=seed)
     else:
         found = corrected(fit, count, seed=seed).draws
-    sites = fit.program.latents.sites
-    entries = pd.concat([_compared(fit, s, found, reference) for s in sites], ignore_index=True)
-    return AgainstNuts(_by_site(entries, reference), entries, reference)
+    theirs = Draws(reference.shared, reference.own)
+    for site in fit.program.latents.sites:
+        shape = found.sites[site.name].shape[1:]
+        if site.name not in theirs.sites or theirs.sites[site.name].shape[1:] != shape:
+            what = f"the reference has no site '{site.name}' of shape {tuple(shape)}"
+            raise ValueError(f"{what}: it is of another fit")
+    scalars = compared(fit, found, theirs, equal_weights(theirs.count))
+    table = by_site(scalars)
+    return AgainstNuts(table.assign(r_hat=pd.Series(dict(reference.r_hat))), scalars, reference)
 
 
 def _run(fit: Snapshot, *, draws: int, warmup: int, chains: int, seed: int) -> Reference:
@@ -243,44 +245,6 @@ def _run(fit: Snapshot, *, draws: int, warmup: int, chains: int, seed: int) -> R
             f"the model non-centered",
         )
     return found
-
-
-def _compared(fit: Snapshot, site: LatentSite, draws: Draws, reference: Reference) -> pd.DataFrame:
-    mine, theirs = (d.own if site.is_local else d.shared for d in (draws, reference))
-    shape = tuple(mine[site.name].shape[1:])
-    if site.name not in theirs or tuple(theirs[site.name].shape[1:]) != shape:
-        raise ValueError(
-            f"the reference has no site '{site.name}' of shape {shape}: it is of another fit"
-        )
-    values, nuts_values = (d[site.name].double().numpy() for d in (mine, theirs))
-    mean, nuts_mean = values.mean(0).reshape(-1), nuts_values.mean(0).reshape(-1)
-    sd, nuts_sd = values.std(0).reshape(-1), nuts_values.std(0).reshape(-1)
-    index = list(np.ndindex(shape))
-    columns = {
-        "site": site.name,
-        "client": [fit.clients[at[0]] if site.is_local else "" for at in index],
-        "index": [at[1:] if site.is_local else at for at in index],
-        "mean": mean,
-        "sd": sd,
-        "nuts_mean": nuts_mean,
-        "nuts_sd": nuts_sd,
-        "difference": (mean - nuts_mean) / nuts_sd,
-        "sd_ratio": sd / nuts_sd,
-    }
-    return pd.DataFrame(columns)
-
-
-def _by_site(entries: pd.DataFrame, reference: Reference) -> pd.DataFrame:
-    by_site = entries.assign(off=entries["difference"].abs()).groupby("site", sort=False)
-    columns = {
-        "scalars": by_site.size(),
-        "mean_off": by_site["off"].max(),
-        "mean_off_median": by_site["off"].median(),
-        "sd_ratio_min": by_site["sd_ratio"].min(),
-        "sd_ratio_max": by_site["sd_ratio"].max(),
-        "r_hat": pd.Series(dict(reference.r_hat)),
-    }
-    return pd.DataFrame(columns).loc[entries["site"].unique()]
 
 
 def _held(fit: Snapshot) -> Model:

@@ -62,11 +62,9 @@ def with_labels(batch: ClientBatch, labels: Labels) -> ClientBatch:
 
 def _as_field(site: Any, batch: ClientBatch, field: str) -> Tensor:
     like: Tensor = {**batch.fields, **batch.client_fields}[field]
-    return _in_shape_of(like, site["value"]).to(like.dtype)
-
-
-def _in_shape_of(field: Tensor, value: Tensor) -> Tensor:
-    return (value.squeeze(1) if value.dim() == field.dim() + 1 else value).expand(field.shape)
+    value: Tensor = site["value"]
+    value = value.squeeze(1) if value.dim() == like.dim() + 1 else value
+    return value.expand(like.shape).to(like.dtype)
 
 
 def _faults(program: Program, batch: ClientBatch) -> Iterator[str]:

@@ -16,12 +16,7 @@ from hierfl.diagnostics.checks import checks_of_fit
 from hierfl.diagnostics.verdict import draws_of_rows, evidence, of_history, verdict
 from hierfl.engine.rounds import times_left_out
 from hierfl.posterior.draws import Draws, posterior_draws
-from hierfl.posterior.site_table import (
-    SiteTable,
-    frame_of_draws,
-    in_right_digits,
-    site_table,
-)
+from hierfl.posterior.site_table import SiteTable, frame_of_draws, in_right_digits, site_table
 from hierfl.posterior.snapshot import Snapshot, expect_fit, global_sites, lacks_rows
 
 MOST, FEWEST = 1000, 100  # draws where none are asked for

@@ -58,12 +58,12 @@ class Moments:
             row = n.loc[ratio.idxmax()]
             error = row["ratio"] * row["ratio_error"]
             return (
-                f"the sd of {_named(row)} is {row['ratio']:.2f} ± {error:.2f} times that of the "
+                f"the sd of {named(row)} is {row['ratio']:.2f} ± {error:.2f} times that of the "
                 f"weighted draws"
             )
         row = n.loc[shift.idxmax()]
         return (
-            f"the mean of {_named(row)} is {row['shift']:+.2f} ± {row['shift_error']:.2f} sd "
+            f"the mean of {named(row)} is {row['shift']:+.2f} ± {row['shift_error']:.2f} sd "
             "from that of the weighted draws"
         )
 
@@ -76,7 +76,8 @@ class Moments:
         )
 
 
-def _named(row: pd.Series) -> str:
+def named(row: pd.Series) -> str:
+    """Return a scalar as it is written in messages."""
     client = f" of client '{row['client']}'" if row["client"] else ""
     index = str(list(row["index"])) if row["index"] else ""
     return f"'{row['site']}{index}'{client}"
@@ -119,8 +120,8 @@ def moments_of(fit: Snapshot, proposals: int, *, seed: int) -> Moments | str:
             if latents.local_block.size:  # given the guide's global sites, by wider proposals
                 how = {"inner": STRETCHED, "seed": seed, "stretch": True, "salt": "stretched"}
                 drawn = weigh(fit, count, shared=False, **how).draws
-                equal = Weights(torch.full((count,), -math.log(count)), 0.0, float(count))
-                given = [compared(fit, Draws({}, plain.own), Draws({}, drawn.own), equal)]
+                own = Draws({}, plain.own), Draws({}, drawn.own)
+                given = [compared(fit, *own, equal_weights(count))]
         except (RuntimeError, ValueError) as error:
             return f"the draws cannot be weighted ({error})."
     total = len(found.log_shared)
@@ -131,6 +132,11 @@ def moments_of(fit: Snapshot, proposals: int, *, seed: int) -> Moments | str:
     _, k_hat, effective = weights_of_rows(found.log_own.mT)
     worst = float(k_hat.max()), float(effective.min())
     return Moments(pd.concat(given, ignore_index=True), *worst, total)
+
+
+def equal_weights(count: int) -> Weights:
+    """Return those of so many draws that need no correction."""
+    return Weights(torch.full((count,), -math.log(count)), 0.0, float(count))
 
 
 def compared(fit: Snapshot, plain: Draws, drawn: Draws, weights: Weights) -> pd.DataFrame:
@@ -157,7 +163,9 @@ def _compared(
     z = off / unit
     own_error = guide.var(0) / unit.square() / len(guide)  # of a mean of equally weighted draws
     shift_error = (square @ z.square() + own_error).sqrt()
-    ratio_error = ((square @ (z.square() - 1.0).square()) / 4.0 + _sd_error(guide)).sqrt()
+    own = (guide - guide.mean(0)) / guide.std(0).clamp(min=1e-300)
+    of_guide = (own.square() - 1.0).square().mean(0) / len(guide)
+    ratio_error = 0.5 * (square @ (z.square() - 1.0).square() + of_guide).sqrt()
     index = list(np.ndindex(tuple(theirs.shape[1:])))
     columns = {
         "site": name,
@@ -169,12 +177,6 @@ def _compared(
         "ratio_error": ratio_error.numpy(),
     }
     return pd.DataFrame(columns)[varies.numpy()]
-
-
-def _sd_error(draws: Tensor) -> Tensor:
-    """Return the relative variance of the standard deviation of equally weighted draws."""
-    z = (draws - draws.mean(0)) / draws.std(0).clamp(min=1e-300)
-    return (z.square() - 1.0).square().mean(0) / (4.0 * len(draws))
 
 
 def by_site(scalars: pd.DataFrame) -> pd.DataFrame:

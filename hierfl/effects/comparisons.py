@@ -8,7 +8,6 @@ from numbers import Real
 from typing import Any, Literal, NamedTuple, Unpack
 
 import torch
-from torch import Tensor
 
 from hierfl.core.arguments import expect, spelled
 from hierfl.core.process import one_at_a_time
@@ -190,11 +189,9 @@ def respond(
     (column,) = chosen(draws.formula, [variable], at).values()
     grid = [s.value if s.step is None else column.mean + s.step for s in settings]
     rows = typical(draws.formula, at, {variable: grid})
-    by_client: dict[str, Tensor] = {}
-    levels: tuple[str, ...] = ("",)
-    for name, who in asked(draws, client):
-        by_client[name], levels = on_scale(draws, rows, who, scale)
-    return Responses(torch.stack([*by_client.values()], 1), {"client": [*by_client]}, levels)
+    by_client = {name: on_scale(draws, rows, who, scale) for name, who in asked(draws, client)}
+    of_clients, levels = zip(*by_client.values(), strict=True)
+    return Responses(torch.stack(of_clients, 1), {"client": [*by_client]}, levels[0])
 
 
 def several(

@@ -121,17 +121,15 @@ def effects(
         raise ValueError("grid is empty: give one value or more")
     asked_for, dims = crossed({variable: values} | ({} if by is None else {by: few(columns[by])}))
     rows = typical(formula, at, asked_for)
-    names, curves = [], []
-    levels: tuple[str, ...] = ("",)
-    for name, who in asked(draws, client):
-        at_draws, levels = on_scale(draws, rows, who, scale)
-        names.append(name)
-        curves.append(at_draws)
+    by_client = {name: on_scale(draws, rows, who, scale) for name, who in asked(draws, client)}
+    curves, levels = zip(*by_client.values(), strict=True)
     response = formula.declared.parts.response
     label = response if scale == "response" else f"linear predictor of {response}"
     return ConditionalEffects.of(
         f"{response} along {variable}{fixed(formula, asked_for, at)}",
-        labeled(torch.stack(curves, 1), {"client": names, **dims, "level": levels}, response),
+        labeled(
+            torch.stack(curves, 1), {"client": [*by_client], **dims, "level": levels[0]}, response
+        ),
         draws,
         first=[*asked_for],
         variable=variable,
@@ -289,7 +287,7 @@ def survival(
     when = _checked(draws, times)
     levels = {} if by is None else {by: few(chosen(draws.formula, [by], at)[by])}
     rows = typical(draws.formula, at, levels)
-    names, curves = [], []
+    by_client = {}
     for name, who in asked(draws, client):
         eta = predictor(draws, rows, who)[..., None].expand(-1, -1, len(when))
         flat = eta.reshape(draws.count, -1)
@@ -299,13 +297,12 @@ def survival(
             of_rows = parameter in draws.with_terms and value.shape[1] > 1
             values[parameter] = value.repeat_interleave(len(when), 1) if of_rows else value
         hazard: Tensor = hazards(distribution(draws, flat, values)).cumulative_hazard(every)
-        names.append(name)
-        curves.append(torch.exp(-hazard).reshape(eta.shape))
+        by_client[name] = torch.exp(-hazard).reshape(eta.shape)
     response = draws.formula.declared.parts.response
-    dims = {"client": names, **levels, "time": when.tolist()}
+    dims = {"client": [*by_client], **levels, "time": when.tolist()}
     return Survival.of(
         f"{response}: share beyond{fixed(draws.formula, levels, at)}",
-        labeled(torch.stack(curves, 1), dims, response),
+        labeled(torch.stack([*by_client.values()], 1), dims, response),
         draws,
         response=response,
         by=by,

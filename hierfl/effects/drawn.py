@@ -225,17 +225,11 @@ Fitted = Snapshot | AtNodes | CoefficientDraws
 
 
 class Drawing(TypedDict, total=False):
-    """How the posterior is drawn for an answer.
+    """How the posterior is drawn for an answer."""
 
-    Attributes:
-        prob: of the intervals. Default 0.9.
-        draws: S, of the posterior. Default 1000.
-        seed: of the draws. Default 0.
-    """
-
-    prob: float
-    draws: int
-    seed: int
+    prob: float  # of the intervals; 0.9
+    draws: int  # S; 1000
+    seed: int  # of the draws; 0
 
 
 def drawn(
@@ -247,10 +241,7 @@ def drawn(
     seed: int | None = None,
     prob: float = PROB,
 ) -> CoefficientDraws:
-    """Draw the coefficients of a fitted formula, as `Fit.posterior` does; return given draws.
-
-    `client` says whose own coefficients nodes are asked for: a name, several, "each", or nobody's.
-    """
+    """Draw a fitted formula's coefficients, or return given draws; `client` says whose own ones nodes are asked for."""
     check_prob(prob)
     if isinstance(fit, CoefficientDraws):
         return replace(fit, prob=prob, seed=fit.seed if seed is None else seed)
@@ -283,10 +274,7 @@ def drawn(
 def with_sent(
     coefficients: CoefficientDraws, fit: AtNodes, what: str, names: Collection[str] | None
 ) -> CoefficientDraws:
-    """Return coefficients with those of clients whose nodes send their draws.
-
-    Of `names` a client whose node does not is an error; of None it is left out with a warning.
-    """
+    """Return coefficients with those that nodes send; of `names` one that sends none is an error."""
     layouts = coefficients.formula.layouts
     if any(layout.at("above") for layout in layouts):
         raise ValueError(

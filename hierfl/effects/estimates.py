@@ -68,10 +68,7 @@ class Estimates:
         index: str | None = None,
         **fields: Any,
     ) -> Self:
-        """Return the answer of labeled draws, a row of its frame for each entry.
-
-        `first` are the first columns, `p` is the last one, `index` the labels of the rows.
-        """
+        """Return the answer of labeled draws, a row each between the columns `first` and `p`, named by `index`."""
         dims = [str(dim) for dim in draws.dims[2:]]
         places = [at.reshape(-1) for at in np.indices(draws.shape[2:])]
         labels = {dim: draws[dim].to_numpy()[at] for dim, at in zip(dims, places, strict=True)}
@@ -99,10 +96,7 @@ def share_above(draws: Tensor, edge: float) -> Floats:
 
 
 def labeled(draws: Tensor, dims: Mapping[str, Sequence[Any]], name: str) -> "DataArray":
-    """Return draws (S, ...) with a dimension for each entry of `dims`, and ArviZ's `chain` and `draw` before them.
-
-    The dimension of a number without levels, {"level": ("",)}, is left out.
-    """
+    """Return draws (S, ...) with ArviZ's `chain` and `draw`, then the `dims` but {"level": ("",)}."""
     import xarray  # slow to import
 
     coordinates = {

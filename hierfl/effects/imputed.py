@@ -206,4 +206,4 @@ def _standardized(
         rows_of = {name: value.expand(eta.shape) for name, value in fields.items()}
         return family.of(eta, **parameters, **rows_of)
 
-    return OverNormal(of, loc, sd, validate_args=False).standardized(y, unit)
+    return OverNormal(of, loc, sd).standardized(y, unit)

@@ -8,13 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import level_name, ordered, refuse_similar
-from hierfl.formulas.levels import (
-    MANY_LEVELS,
-    are_days,
-    are_named_ids,
-    is_identifier,
-    merged,
-)
+from hierfl.formulas.levels import MANY_LEVELS, are_days, are_named_ids, is_identifier, merged
 from hierfl.formulas.table_answers import MISSING, OTHERS, LevelsAnswer, NumbersAnswer
 
 DIFFERENT = "(different values)"  # in place of the levels of IDs and dates
@@ -31,11 +25,7 @@ class Form(NamedTuple):
 
 
 def form_of(column: str, answers: Sequence[ColumnAnswer], least: int) -> Form:
-    """Return the form that a column has in all groups.
-
-    Numbers that are all 0 or 1 are levels. A category of as many levels as rows is an ID or a date, and
-    so are whole numbers that count the rows or are called an ID, and dates such as 20240131.
-    """
+    """Return the form of a column in all groups: 0 and 1 are levels; what names or counts rows, and dates, is an ID."""
     are_levels = {isinstance(answer, LevelsAnswer) for answer in answers}
     if len(are_levels) > 1:
         what = f"column '{column}' holds numbers at one client and names at another"
@@ -126,19 +116,15 @@ def pooled_numbers(answers: Sequence[NumbersAnswer], least: int) -> dict[str, fl
     squares = (rows - 1.0) @ sds**2 + rows @ (means - mean) ** 2
     summary = {"mean": mean, "sd": math.sqrt(squares / (total - 1.0)) if total > 1.0 else math.nan}
     for name, share in QUARTILES.items():
-        at = _exact(answers, share) if least == 1 else _bounded(answers, share, least)
+        if least == 1:  # all values are known
+            at = (float(np.quantile(np.concatenate([*map(values_of, answers)]), share)),) * 3
+        else:
+            at = _bounded(answers, share, least)
         summary |= dict(zip((name, f"{name}_low", f"{name}_high"), at, strict=True))
     return summary
 
 
 # ------------------------------------------------------------ quantiles
-def _exact(answers: Sequence[NumbersAnswer], share: float) -> tuple[float, float, float]:
-    """Return a quantile of values that are all known, as pandas has it."""
-    every = np.concatenate([values_of(answer) for answer in answers])
-    at = float(np.quantile(every, share))
-    return at, at, at
-
-
 def _bounded(
     answers: Sequence[NumbersAnswer], share: float, least: int
 ) -> tuple[float, float, float]:

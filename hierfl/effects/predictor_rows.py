@@ -61,10 +61,7 @@ class DesignRows:
 
 @dataclass(frozen=True, eq=False)
 class Lacking:
-    """A covariate that rows lack: which do, (n,), what a unit of it adds to their columns, and its draws, (S, n).
-
-    `step` and `values` are 0 in rows that have it.
-    """
+    """A covariate that rows lack, (n,): what a unit adds to their columns, and its draws, (S, n); 0 in others."""
 
     gone: Tensor
     step: DesignRows
@@ -187,10 +184,7 @@ def data_of(
 
 
 def rows_of_client(formula: Formula, data: ClientData, client: int) -> DesignRows:
-    """Return the rows of one client, by its position, from the fields that its program reads.
-
-    What they lack and mi() imputes is 0: `effects.imputed.completed` adds draws of it.
-    """
+    """Return a client's rows, by its position, from the fields that its program reads; what mi() imputes is 0."""
     return _together(formula, [_of_layout(layout, data, client) for layout in formula.layouts])
 
 

@@ -13,7 +13,7 @@ from hierfl.formulas.formula import Frames, of_frames
 from hierfl.guides import delta
 from hierfl.method import Clock, Method
 from hierfl.methods.posteriors.fedsvi import fedsvi
-from hierfl.posterior.arviz_groups import EXPAND, prior_data
+from hierfl.posterior.arviz_groups import prior
 from hierfl.posterior.snapshot import Restricted, Snapshot, learned_params
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
@@ -51,7 +51,7 @@ def prior_predictive(
     for param in learned_params(before):
         what = f"param '{param.name}' of the model has no prior to be drawn from"
         raise ProgramError(f"{what}: give it one, pyro.sample, or fit the model first")
-    return prior_data(before, draws, seed=seed, var_names=None, expand=EXPAND, predictive=True)
+    return prior(before, draws, seed=seed, predictive=True)
 
 
 def _before_the_first_round(model: Model, rows: ClientData) -> Snapshot:

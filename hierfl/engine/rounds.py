@@ -112,10 +112,7 @@ def one_round(
     ids: Tensor | None = None,
     shared: bool = False,
 ) -> Progress:
-    """Run one of `until` planned rounds: draw a cohort, or take `ids`; let it work, update the server.
-
-    If the table is `shared`, `run_all` reads and writes the clients' states itself.
-    """
+    """Run one of `until` planned rounds, of a drawn cohort or of `ids`; if `shared`, `run_all` writes the table."""
     began = time.perf_counter()
     clock = Clock(progress.round, until, federation.cohort)
     data, server = federation.data, federation.server

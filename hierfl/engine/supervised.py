@@ -28,11 +28,7 @@ class TooMuch(RuntimeError):
 
 
 class Supervised:
-    """Does a task on one item after the other in a copy of this process, which keeps what it has set up.
-
-    A copy that takes too much is ended, with what it had locked; the next item begins another one.
-    Where processes cannot be copied (on other systems than Linux), the task is done here.
-    """
+    """Does tasks in turn in a copy of this process, on Linux; a copy that takes too much is ended, and begun again."""
 
     def __init__(self, task: Callable[[Any], Any]) -> None:
         self._task, self._turn = task, Lock()
@@ -60,10 +56,7 @@ class Supervised:
                 raise
 
     def _started(self) -> Copy:
-        """Return the copy, or begin one in a thread that waits for its end.
-
-        A thread of its own: in a copy of one that has computed, torch waits for threads that were not copied.
-        """
+        """Return the copy, or begin one in a thread of its own: torch waits for no threads that were not copied."""
         if self._copy is not None and self._watch is not None and not self._watch.is_alive():
             self._end(self._copy)  # the system has, for lack of memory
         if self._copy is None:

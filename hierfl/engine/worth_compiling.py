@@ -26,10 +26,7 @@ LIKELY_ROUNDS = 12
 
 
 def worth_compiling(federation: Federation, rounds: int, most: int | None = None) -> bool:
-    """Return whether eager local steps, one of each measured, would take longer than compiling them.
-
-    Of a federation that `may_compile`.
-    """
+    """Return whether eager local steps, of which one each is measured, take longer than compiling them."""
     if most is not None:
         rounds = min(rounds, most, LIKELY_ROUNDS)
     server, device = federation.server, federation.device

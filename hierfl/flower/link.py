@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from hierfl.core.arguments import expect_count
 from hierfl.flower.at_server import FlowerServer
 from hierfl.flower.task import Address, ServerTask, served
 from hierfl.nodes.choosing import FitCall
@@ -92,8 +93,7 @@ def superlink(
     if not (root / "pyproject.toml").is_file():
         raise ValueError(f"'{root}' has no pyproject.toml: write a project with hierfl new NAME")
     for name, count in (("nodes", nodes), ("fewest", fewest)):
-        if count < 1:
-            raise ValueError(f"{name} is {count}: it must be 1 or more")
+        expect_count(count, name)
     if insecure and root_certificates is not None:
         raise ValueError("insecure is True, and root_certificates are given: leave one of them out")
     certificates = None if root_certificates is None else Path(root_certificates).read_bytes()

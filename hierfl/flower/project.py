@@ -7,6 +7,8 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
+from hierfl.core.arguments import expect_count
+
 LONGEST = 32  # letters of the name of an app of Flower, in which underscores are hyphens
 # file of a project -> file of the template, what it is
 FILES = {
@@ -23,8 +25,7 @@ FILES = {
 def write_project(name: str, parent: Path, *, nodes: int = 4) -> dict[Path, str]:
     """Write a Flower project, a new folder and package `name`; a run waits for `nodes`. Return file -> what it is."""
     _check_name(name)
-    if nodes < 1:
-        raise ValueError(f"nodes is {nodes}: it must be 1 or more")
+    expect_count(nodes, "nodes")
     root = parent / name
     if root.exists() and any(root.iterdir()):
         raise FileExistsError(f"'{root}' is not empty: choose another name, or remove it")

@@ -114,10 +114,7 @@ def agreed(
     rare: Rare,
     start: Schema | None,
 ) -> Schema:
-    """Return what clients agree on, by the answers that `ask` returns.
-
-    Without `declared` the schema is of columns alone, and `start` is one to begin with.
-    """
+    """Return what clients agree on by the answers of `ask`; without `declared`, of columns alone, from `start` on."""
     levels_of = _known_levels(levels, units, kinds, declared, clients)
     is_ordinal = declared is not None and declared.family.kind == "ordered"
     ordinal = {declared.parts.response} if declared is not None and is_ordinal else set[str]()
@@ -242,17 +239,17 @@ def _warn_of_own_columns(
     for own in (declared, *declared.of_parameters.values()):
         for group, design in zip(own.parts.groups, designs_of(own, schema)[1:], strict=True):
             at = schema.groups.get(group.name)
-            names = [n for n in design.columns if all(map(partial(_is_constant, n), answers))]
+            names = [
+                n
+                for n in design.columns
+                if all(n in of.constant and of.columns[n].count > 0 for of in answers)
+            ]
             if names and design.has_intercept and (at is None or at.level == "within"):
                 what = (
                     f"'{names[0]}' has one value in all rows of each client, and in '{group.text}'"
                 )
                 fix = "leave it out of the bar, and add it to the common terms"
                 warn(f"{what} its slope cannot be told from the intercept: {fix}")
-
-
-def _is_constant(name: str, answer: OfDesign) -> bool:
-    return name in answer.constant and answer.columns[name].count > 0
 
 
 def _keeps_prior(

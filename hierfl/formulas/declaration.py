@@ -9,15 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from hierfl.core.arguments import expect_kind
 from hierfl.formulas.columns import Kind
-from hierfl.formulas.expressions import (
-    CODINGS,
-    Call,
-    Name,
-    TermSum,
-    calls,
-    column_of,
-    columns_of,
-)
+from hierfl.formulas.expressions import CODINGS, Call, Name, TermSum, calls, column_of, columns_of
 from hierfl.formulas.schema import STATEFUL, Schema
 from hierfl.models import families
 from hierfl.models.families import Response, ResponseFamily, gaussian

@@ -131,12 +131,7 @@ class _Values:
             else coded.codes[self.value_of(coded.factor).cat.codes.to_numpy()]
             for coded in factors
         ]
-        return reduce(_crossed, matrices)
-
-
-def _crossed(first: Matrix, second: Matrix) -> Matrix:
-    """Return the products of the columns of two matrices, (n, p q)."""
-    return (first[:, :, None] * second[:, None, :]).reshape(len(first), -1)
+        return reduce(lambda a, b: (a[:, :, None] * b[:, None, :]).reshape(len(a), -1), matrices)
 
 
 def _finite(matrix: Matrix, name: str, client: str) -> Matrix:
@@ -244,10 +239,7 @@ def _codings(
 
 
 def _is_category(factor: Factor, values: _Values) -> bool:
-    """Whether a factor is coded by its levels; the steps of mo() are coded as a number is.
-
-    A curve of each level then starts where all of them do.
-    """
+    """Whether a factor is coded by its levels; mo() is a number here, so that the curves of levels start together."""
     return factor.callee != "mo" and hasattr(values.value_of(factor), "cat")
 
 

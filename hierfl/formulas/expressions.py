@@ -35,21 +35,13 @@ UNARY = 6
 
 @dataclass(frozen=True)
 class Expression:
-    """A piece of a formula; no comparison asks where it stands.
+    """A piece of a formula, `at` a place in the text, that no comparison asks for."""
 
-    Args:
-        head: a column's name, a literal as written, an operation's sign or a call's function.
-        args: the operands of an operation, one or two, or the arguments of a call.
-        options: those of a call, by name.
-        at: its place in the text.
-        wrapped: whether it is an operation in parentheses.
-    """
-
-    head: str
-    args: "tuple[Expression, ...]" = ()
-    options: "tuple[tuple[str, Expression], ...]" = ()
+    head: str  # a column's name, a literal as written, an operation's sign or a call's function
+    args: "tuple[Expression, ...]" = ()  # one or two operands, or the arguments of a call
+    options: "tuple[tuple[str, Expression], ...]" = ()  # those of a call, by name
     at: int = field(default=0, compare=False, repr=False, kw_only=True)
-    wrapped: bool = field(default=False, kw_only=True)
+    wrapped: bool = field(default=False, kw_only=True)  # is it an operation in parentheses?
 
     @property
     def sign(self) -> str:

@@ -221,10 +221,7 @@ class Formula:
 def of_frames(
     model: M, data: Any, validation: Any, clients: str | None = None
 ) -> tuple[M, Any, Any]:
-    """Return a formula with its schema, and its rows, as `hierfl.fit` runs them; others as they are.
-
-    Of another program each column of a frame with a column of `clients` is a field.
-    """
+    """Return a formula with its schema, and its rows, as they are run; of another program each column is a field."""
     formula = model if isinstance(model, Formula) else getattr(model, "model", None)  # of a method
     is_read = isinstance(data, ClientData)
     if clients is not None and not is_frame(data):

@@ -19,14 +19,7 @@ from hierfl.core.user_warnings import warn
 from hierfl.formulas.columns import check_column, column_fault, numbers
 from hierfl.formulas.declaration import LINKS, Declaration
 from hierfl.formulas.design import Design
-from hierfl.formulas.expressions import (
-    Call,
-    DesignTerm,
-    Name,
-    TermSum,
-    column_of,
-    columns_of,
-)
+from hierfl.formulas.expressions import Call, DesignTerm, Name, TermSum, column_of, columns_of
 from hierfl.formulas.layout import Layout, rows_of_above
 from hierfl.formulas.writer import INTERCEPT, NO_NAME, ProgramWriter
 
@@ -54,7 +47,8 @@ def _faults(declared: Declaration, main: Sequence[TermSum]) -> Iterator[str]:
         for call in (call for call in own.calls if call.callee == "mi"):
             what = f"'{call}' is in the formula of '{own.parts.response}', and may be only"
             yield f"{what} in that of the response: leave it out, or {PROGRAM}"
-    read = {column_of(factor) for terms in main for factor in _imputed_factors(terms)}
+    factors = chain.from_iterable(terms.factors for terms in main)
+    read = {column_of(of) for of in factors if isinstance(of, Call) and of.callee == "mi"}
     for name in sorted(read - {*names}):
         fix = f"['{declared.parts.response} ~ mi({name}) + ...', '{name} | mi() ~ z']"
         yield f"mi({name}) needs a formula for '{name}': write {fix}"
@@ -81,11 +75,6 @@ def check_known(term: DesignTerm, mean: float, sd: float, *, above: bool) -> Non
         what = f"the column of '{term.name}' is 0 or 1, and mi() treats it as Normal"
         fix = "for probabilities use a Pyro program that sums over both values"
         warn(f"{what}: imputed values may be any number; {fix}")
-
-
-def _imputed_factors(terms: TermSum) -> list[Call]:
-    """Return the factors mi(x) of some terms."""
-    return [f for f in terms.factors if isinstance(f, Call) and f.callee == "mi"]
 
 
 # ------------------------------------------------------------ rows

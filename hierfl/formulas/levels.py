@@ -232,10 +232,7 @@ def refuse_identifier(name: str, answers: Collection[OfColumn], least: int) -> N
 
 
 def warn_of_identifiers(columns: Mapping[str, Floats], clients: int) -> None:
-    """Warn of whole numbers that name rows: called an ID, counted up, or dates.
-
-    A population count is none of these. Years count up at one client, but not over several.
-    """
+    """Warn of whole numbers that name rows: called an ID, dates, or counted up, as years are at one client alone."""
     for name, rows in sorted(columns.items()):
         values = np.sort(rows[np.isfinite(rows)])
         if len(values) < SOME or (values % 1.0).any():
@@ -314,10 +311,7 @@ def warn_of_far_origins(declared: Declaration, schema: Schema) -> None:
 def is_far(
     values: NDArray[np.float64], mean: float, sd: float, rows: int, times: float
 ) -> NDArray[np.bool_]:
-    """Return which values are more than so many sds of the other rows from their mean, (n,).
-
-    A value is set aside, since n rows hold none that is farther than sqrt(n) of their own sds.
-    """
+    """Return which values are more than so many sds of the other rows from these rows' mean, (n,)."""
     distance, ratio = np.abs(values - mean), rows / max(rows - 1, 1)
     others = ratio * (sd**2 - distance**2 / max(rows - 1, 1))
     is_among = others > 1e-9 * sd**2  # else the others have no spread, or it is a new row

@@ -29,10 +29,7 @@ def odd_answers(question: Question, answers: Mapping[str, Any]) -> dict[str, str
 
 
 def odd_descriptions(columns: Sequence[str], answers: Mapping[str, Any]) -> dict[str, str]:
-    """Return the clients with a column of another kind than at most others, or numbers or times far from theirs.
-
-    No `columns` are those of a question about times.
-    """
+    """Return clients with columns of another kind than most others', or far from theirs; no `columns`: of times."""
     kinds: dict[str, dict[str, str]] = {}
     sizes: dict[str, dict[str, float]] = {}
     for name in columns if len(answers) > 2 else ():

@@ -119,11 +119,7 @@ def _named(layout: Layout, prior: Prior, kind: str, *names: str) -> SitePrior:
 
 
 def _of_steps(term: DesignTerm, step: float, schema: Schema, layout: Layout) -> SitePriors:
-    """Return the priors of a monotonic effect: of the mean step of levels, and of their shares, by curve.
-
-    The step of a curve is divided by the root mean square of its first column, which has the scale
-    of what mo(x) is multiplied by.
-    """
+    """Return priors of a monotonic effect by curve: of the mean step, per rms of its first column, and of shares."""
     size = len(term.steps)
     if size < 2:
         what = f"'{term.name}' has {size + 1} levels, which need no order"
@@ -174,10 +170,7 @@ def _of_group(
 
 
 def site_priors(formula: Any) -> SitePriors:
-    """Return the priors of all sites of a formula; those of a parameter's terms begin with its name.
-
-    The user's take the places of defaults, by the first name that the user gives one by.
-    """
+    """Return the priors of all sites, a parameter's with its prefix; the user's first name that fits replaces one."""
     declared, schema, own = formula.declared, formula.agreed, formula.priors
     priors = default_priors(declared, schema, formula.layout)
     for name, parameter in formula.parameters.items():

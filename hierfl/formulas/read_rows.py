@@ -76,10 +76,7 @@ class ReadRows:
 
     @cached_property
     def moved(self) -> dict[str, Floats]:
-        """The covariates that a node fits by `coarse` values, (n,): rounds then tell no more of them than a schema.
-
-        Outcomes, and what stands beside them, stay as they are.
-        """
+        """The covariates that a node fits by `coarse` values, (n,), so that rounds tell no more than a schema."""
         outcomes = outcomes_of(self.declared)
         return {
             name: made

@@ -130,17 +130,11 @@ class Implausible(ValueError):
 
 
 class Stateful(NamedTuple):
-    """A transform with constants.
+    """A transform with constants."""
 
-    Args:
-        needs: what else it needs of its argument besides mean and sd: "", "counts" or "powers".
-        agrees: whether a formula's call with some options can have constants.
-        supports: where the narrowest combinations of its columns are not 0.
-    """
-
-    needs: str
-    agrees: Callable[[Constants, Mapping[str, Any]], bool]
-    supports: Callable[[Constants], Ends]
+    needs: str  # of its argument besides mean and sd: "", "counts" or "powers"
+    agrees: Callable[[Constants, Mapping[str, Any]], bool]  # may a call's options have constants
+    supports: Callable[[Constants], Ends]  # where its columns' narrowest combinations are not 0
 
 
 def _plain(constants: Constants) -> Constants:

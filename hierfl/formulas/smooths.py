@@ -59,10 +59,7 @@ def labels(name: str, coords: Sequence[str]) -> tuple[str, ...]:
 
 # ------------------------------------------------------------ priors
 def length_prior(smooth: Smooth) -> dist.InverseGamma:
-    """Return the prior of a length scale: 1% below the shortest that sines can have, 1% above the longest.
-
-    As brms, which takes the distances of the data for the two ends.
-    """
+    """Return the prior of a length scale, as brms's: 1% below the shortest of the sines, 1% above the longest."""
     half = (smooth.constants.knots[1] - smooth.constants.knots[0]) / 2.0
     boundary = smooth.constants.boundary
     ends = SHORT * boundary / smooth.size / half, LONG * (boundary / half - 1.0)

@@ -89,10 +89,7 @@ def _title(declared: Declaration, schema: Schema) -> str:
 
 @dataclass(frozen=True)
 class PredictorLines:
-    """Writes the lines of one linear predictor: of the response, a parameter or a covariate.
-
-    The response has as many `outputs` as its family has predictors.
-    """
+    """Writes the lines of a linear predictor: of the response, which has `outputs`, a parameter or a covariate."""
 
     out: ProgramWriter
     declared: Declaration

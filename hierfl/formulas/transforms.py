@@ -165,10 +165,7 @@ class Smooth:
 
 
 def smooth_columns(constants: Constants, name: str, text: str, x: Values, by: Any = None) -> Values:
-    """Return the columns of a smooth: of `s` lines first, then curves; for each level of `by`.
-
-    A numeric `by` multiplies the curve, the constant included.
-    """
+    """Return a smooth's columns, of `s` lines before curves: for each level of `by`, or times a numeric `by`."""
     if name == "gp":
         low, high = constants.knots
         far = abs(x - (low + high) / 2.0) >= constants.boundary

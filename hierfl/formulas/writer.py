@@ -120,10 +120,7 @@ def means_of(group: Any, schema: Schema) -> dict[str, float]:
 
 
 def origins(model: Any) -> dict[str, list[float]]:
-    """Return a formula's sites of clients whose intercept has its prior at the columns' means.
-
-    Of each, the weights of its entries in that intercept, which no shift of a column changes.
-    """
+    """Return, by site whose intercept has its prior at the columns' means, the weights of entries in that intercept."""
     return {
         group.site: [1.0, *(means.get(name, 0.0) for name in group.columns[1:])]
         for layout in model.layouts

@@ -81,10 +81,7 @@ def prior_sites_at(program: Program, values: Values, batch: ClientBatch) -> dict
 
 
 def terms_at(program: Program, values: Values, batch: ClientBatch) -> dict[str, Site]:
-    """Return what multiplies the priors of a client's sites, by name, at values of all latent sites.
-
-    That is the likelihood, and factors of clients that read no rows.
-    """
+    """Return what multiplies the priors of a client's sites, by name: the likelihood, and factors that read no rows."""
     sites = sites_at(program, values, batch)
     others = (name for name, site in sites.items() if is_factor(site) and in_clients(site))
     names = dict.fromkeys((*program.labels, *program.factors, *others))
@@ -152,10 +149,7 @@ def trial() -> Iterator[None]:
 def moved_rows(
     program: Program, g: torch.Generator, batch: ClientBatch | None = None
 ) -> ClientBatch:
-    """Return rows, by default the prototype's, in double precision with perturbed features.
-
-    They are repeated until there are enough of them to show every code of a field.
-    """
+    """Return rows, by default the prototype's, in double precision, perturbed, and repeated to show every code."""
     rows = in_double(program.prototype if batch is None else batch)
     labels = frozenset(program.labels.values())
     counts = (high + 1 - low for name, (low, high) in program.codes.items() if name not in labels)

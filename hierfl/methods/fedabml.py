@@ -156,20 +156,10 @@ def client_of(
     exact: bool = True,
     restarts: Literal["trained", "always", "never"] = "trained",
 ) -> Client:
-    """Return the client of one program, which takes steps on phi and on its copy of theta by turns.
+    """Return a client, which takes steps on phi and on its copy of theta by turns; options as in `fedabml`.
 
-    Args:
-        program: its model has local sites under a learned prior.
-        name: of the method, for messages.
-        descent: steps on phi, and how many mini-batches they are on.
-        loss: L.
-        draws: of q_phi, that each gradient is averaged over.
-        global_optimizer: as in `fedabml`; likewise inner_steps.
-        inner_steps: K.
-        meta: as in `fedabml`; or "whole": the gradient in theta_i of all of L, at a further draw.
-        exact: send moments of the posterior, and leave theta_i as it is.
-        restarts: where a round after the first begins at the prior: "trained", in a fit; "always",
-            in `personalize` too; or "never".
+    `meta` may be "whole", the gradient in theta_i of all of L at a further draw; `exact` sends moments,
+    and leaves theta_i; `restarts`: later rounds begin at the prior in a fit, in `personalize` too, or never.
     """
     above, mine = learned_hierarchy(program, name)
     outer_optimizer = global_optimizer or descent.optimizer

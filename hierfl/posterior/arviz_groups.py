@@ -3,12 +3,12 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import expect, expect_draws, shown
+from hierfl.core.arguments import expect, expect_count
 from hierfl.core.process import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.posterior.arviz_io import arviz_of
@@ -19,6 +19,11 @@ from hierfl.posterior.layer_summaries import STATISTICS, Network, split, summari
 from hierfl.posterior.snapshot import Snapshot, global_sites, restricted
 from hierfl.posterior.weights import WEIGHTED
 from hierfl.program.sites import dims_of
+
+if TYPE_CHECKING:
+    from arviz import InferenceData
+
+    from hierfl.formulas.formula import Frames
 
 EXPAND = 1000  # the largest network, in scalars of one client or of the global level, to write out
 ROW, CLIENT = "row", "client"
@@ -159,20 +164,45 @@ RESAMPLED = "draws of a fitted guide, resampled by Pareto-smoothed weights, some
 
 
 @one_at_a_time
-def posterior_data(
+def posterior(
     fit: Snapshot,
-    draws: int,
+    draws: int = 1000,
     *,
-    seed: int,
-    var_names: Collection[str] | None,
-    expand: int,
-    correct: Literal["psis"] | None,
-    log_likelihood: bool,
-) -> Any:
-    """Return draws of the latent sites. Arguments and errors: `Fit.posterior`."""
-    expect_draws(draws)
-    _check_names(var_names)
-    expect(correct=(correct, ("psis", None)))
+    seed: int = 0,
+    var_names: Collection[str] | None = None,
+    expand: int = EXPAND,
+    correct: Literal["auto", "psis"] | None = "auto",
+    log_likelihood: bool = False,
+) -> "InferenceData":
+    """Draw the latent sites as an ArviZ InferenceData, or a DataTree with ArviZ 1.
+
+    Local sites have a dimension `client` with the clients' names, and features have theirs. A
+    network of more than `expand` scalars is summarized by layer, as `<network>_mean`, `_sd`,
+    `_rms` and `_largest` with a dimension `<network>_layer`. Attributes record what was run.
+    Draws are independent; 100 or more, if 4 divides their number, are in four chains, for
+    ArviZ's R-hat.
+
+    Args:
+        fit: whose sites are drawn.
+        draws: S.
+        seed: of the draws.
+        var_names: return only these sites, written out however large they are.
+        expand: the largest network, in scalars, that is still written out.
+        correct: "psis": weight the guide's draws and resample them, in one to three more rounds
+            in which each client returns one number per draw (`hierfl.diagnostics.corrected`).
+            None: the guide's own draws. "auto": "psis" if `hierfl.fit(model, data)` chose the
+            method and found its weights trustworthy.
+        log_likelihood: add `log_likelihood`, by row, and `observed_data`: az.loo needs both.
+
+    Raises:
+        KeyError: a site in `var_names` does not exist.
+        ValueError: `draws` is below 1; the guide has no density to correct; or the rows have no
+            labels for `log_likelihood`.
+    """
+    expect_count(draws, "draws")
+    expect(correct=(correct, ("auto", "psis", None)))
+    if correct == "auto":
+        correct = "psis" if fit.progress.corrected else None
     if correct is None:
         groups = drawn_groups(fit, draws, seed=seed, var_names=var_names, expand=expand)
         latents = posterior_draws(fit, draws=draws, seed=seed) if log_likelihood else None
@@ -212,10 +242,25 @@ def _about(weighted: Corrected, clients: int) -> dict[str, Any]:
 
 
 @one_at_a_time
-def predictive_data(fit: Snapshot, draws: int, *, rows: ClientData | None, seed: int) -> Any:
-    """Draw labels of rows. Arguments and errors: `Fit.posterior_predictive`."""
-    expect_draws(draws, "fit.posterior_predictive(rows=rows)")
-    asked = fit.federation.data if rows is None else rows
+def posterior_predictive(
+    fit: Snapshot, draws: int = 500, *, rows: "ClientData | Frames | None" = None, seed: int = 0
+) -> "InferenceData":
+    """Draw labels from the posterior predictive distribution.
+
+    The ArviZ groups are `posterior_predictive` and, for labeled rows, `observed_data`.
+
+    Args:
+        fit: whose labels are drawn.
+        draws: S; each row gets one label for each draw of the latent sites.
+        rows: rows of fitted clients, matched by name. None: the fitted rows.
+        seed: of the draws.
+
+    Raises:
+        KeyError: a client was not fitted.
+        ValueError: a field is missing or holds NaN; `draws` is below 1.
+    """
+    expect_count(draws, "draws")
+    asked = fit.federation.data if rows is None else fit._rows(rows)
     _check_drawable(fit)
     of_rows = restricted(fit, asked)
     groups = Groups(of_rows)
@@ -228,18 +273,31 @@ def predictive_data(fit: Snapshot, draws: int, *, rows: ClientData | None, seed:
 
 
 @one_at_a_time
-def prior_data(
+def prior(
     fit: Snapshot,
-    draws: int,
+    draws: int = 500,
     *,
-    seed: int,
-    var_names: Collection[str] | None,
-    expand: int,
-    predictive: bool,
-) -> Any:
-    """Return draws of the latent sites from the prior. Arguments and errors: `Fit.prior`."""
-    expect_draws(draws)
-    _check_names(var_names)
+    seed: int = 0,
+    var_names: Collection[str] | None = None,
+    expand: int = EXPAND,
+    predictive: bool = False,
+) -> "InferenceData":
+    """Draw the latent sites from the prior, learned params at their fitted values.
+
+    Args:
+        fit: whose sites are drawn.
+        draws: S.
+        seed: of the draws.
+        var_names: return only these sites, written out however large they are.
+        expand: as in `posterior`.
+        predictive: also draw a label for each row: groups `prior_predictive` and
+            `observed_data`.
+
+    Raises:
+        KeyError: a site in `var_names` does not exist.
+        ValueError: `draws` is below 1.
+    """
+    expect_count(draws, "draws")
     drawn = prior_draws(fit, draws=draws, seed=seed)
     groups = given_groups(fit, "prior", drawn, var_names=var_names, expand=expand)
     if predictive:
@@ -254,10 +312,3 @@ def _check_drawable(fit: Snapshot) -> None:
     """Refuse to draw labels where the likelihood has factors alone; the error names the factor."""
     if not fit.program.labels:
         fit.program.observed_site(None)
-
-
-def _check_names(var_names: object) -> None:
-    if var_names is not None and not isinstance(var_names, Collection):
-        raise TypeError(
-            f"var_names is {shown(var_names)}: it must be a list of names, or None for all"
-        )

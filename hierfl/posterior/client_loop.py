@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core import noise
-from hierfl.core.arguments import expect_draws, expect_integer
+from hierfl.core.arguments import expect_count, expect_integer
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch, cut_ragged, full_batch
 from hierfl.data.clients import ClientData
@@ -75,7 +75,12 @@ def each_client(
         (own_slots, own_shared), (asked_slots, asked_shared) = slots_of(own), slots_of(asked)
         of = partial(function, len(ids)) if sized else function
         call = partial(_of_client, fit, message, of, (own_shared, own), (asked_shared, asked))
-        states = _new_states(fit, len(ids)) if new else taken(fit.progress.table, ids)
+        if new:
+            states = tree_map(
+                lambda v, ids=ids: v.expand(len(ids), *v.shape), federation.client.own
+            )
+        else:
+            states = taken(fit.progress.table, ids)
         if rowless is not None:
             states = rowless(states)[1]
         own_given = () if given is None else (tree_map(lambda v, ids=ids: v[ids], given),)
@@ -122,10 +127,6 @@ def _of_client(
     return function(params, one_slot(own_slot, *own), one_slot(asked_slot, *asked), *given)
 
 
-def _new_states(fit: Snapshot, count: int) -> Tree:
-    return tree_map(lambda v: v.expand(count, *v.shape), fit.federation.client.own)
-
-
 def each_draw(
     fit: Snapshot,
     function: Callable[[Params, ClientBatch, ClientBatch], Tree],
@@ -140,7 +141,7 @@ def each_draw(
     reads: Reads = "rows",
 ) -> Iterator[Chunk]:
     """Evaluate a function of a client and a draw: trees (C, S, ...); draw d depends on the seed alone."""
-    program, draws = fit.program, expect_draws(draws)
+    program, draws = fit.program, expect_count(draws, "draws")
 
     def all_draws(clients: int, params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
         def at_draw(d: Tensor) -> Tree:

@@ -34,16 +34,9 @@ from hierfl.core.user_warnings import warn
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.client_loop import each_draw
 from hierfl.posterior.draws import Draws
-from hierfl.posterior.proposals import log_density, points_of, refitted
+from hierfl.posterior.proposals import FREEDOM, points_of, refitted
 from hierfl.posterior.snapshot import Snapshot, expect_fit
-from hierfl.posterior.weights import (
-    INNER,
-    Weighed,
-    check_density,
-    check_labeled,
-    over_own,
-    weigh,
-)
+from hierfl.posterior.weights import INNER, Weighed, check_density, check_labeled, over_own, weigh
 from hierfl.program.program import Params
 
 ROUNDS = 3  # at most
@@ -180,7 +173,9 @@ def in_rounds(
             proposals.pop()
             break
         weighted = tree_map(lambda *parts: torch.cat(parts), weighted, further)
-        densities = torch.stack([weighted.log_q, *(log_density(p, weighted.at) for p in proposals)])
+        densities = torch.stack(
+            [weighted.log_q, *(p.log_prob(weighted.at, FREEDOM) for p in proposals)]
+        )
         log_ratio = (
             weighted.total + weighted.log_q - (densities.logsumexp(0) - math.log(len(densities)))
         )
@@ -217,7 +212,7 @@ def own_k_hat(fit: Snapshot, *, points: int = POINTS, seed: int = 0) -> pd.Serie
 
     chunks = each_draw(fit, one, draws=points, seed=seed, width=AT_POINT)
     k_hats = [
-        np.mean([posterior_weights(at).k_hat for at in client])
+        float(weights_of_rows(client)[1].mean())
         for chunk in chunks
         for client in chunk.found["log"]
     ]

@@ -15,13 +15,7 @@ from hierfl.core.tables import Shown, printed
 from hierfl.core.trees import Tree, tree_class, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.data.clients import ClientData
-from hierfl.posterior.client_loop import (
-    Chunk,
-    draws_at_once,
-    each_client,
-    each_draw,
-    what_is_read,
-)
+from hierfl.posterior.client_loop import Chunk, draws_at_once, each_client, each_draw, what_is_read
 from hierfl.posterior.snapshot import (
     Restricted,
     Snapshot,

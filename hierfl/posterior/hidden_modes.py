@@ -53,10 +53,7 @@ class _LogSums(TorchFunctionMode):
 def may_hide_modes(
     program: Program, state: ServerState, history: Sequence[Mapping[str, Any]]
 ) -> bool:
-    """Return whether draws that rounds have weighted may have missed a mode of little mass.
-
-    Chains start in many places, and R-hat compares where they end.
-    """
+    """Return whether rounds' weighted draws may miss a mode of little mass; chains start in many places, and do not."""
     if bool(state.chained):
         return False
     k_hats = k_hats_of_rounds(history)

@@ -1,6 +1,7 @@
 """Labels of rows at given draws: observed, their log densities, and replicated."""
 
 import warnings
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
 from hierfl.program.supports import LACKING
+
+if TYPE_CHECKING:
+    from hierfl.formulas.formula import Frames
 
 
 def observed(fit: Snapshot, data: ClientData) -> dict[str, Tensor]:
@@ -55,13 +59,23 @@ def log_likelihoods(fit: Snapshot, draws: Draws) -> dict[str, Tensor]:
 
 @one_at_a_time
 def replicate(
-    fit: Snapshot, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0
+    fit: Snapshot,
+    rows: "ClientData | Frames",
+    *,
+    site: str | None = None,
+    draws: int = 200,
+    seed: int = 0,
 ) -> Tensor:
-    """Draw labels (S, n) from the posterior predictive; those of one draw share its latent sites."""
-    site = fit.program.observed_site(site)
-    of_rows = restricted(fit, rows)
+    """Draw labels of some rows from the posterior predictive distribution, (S, n).
+
+    The labels of one draw share its latent sites, so labels of one client's rows are dependent.
+    Arguments and errors are those of `predict`; `draws` is S.
+    """
+    site, data = fit.program.observed_site(site), fit._rows(rows)
+    of_rows = restricted(fit, data)
     latents = posterior_draws(of_rows, draws=draws, seed=seed)
-    return sampled(of_rows, latents, rows, seed, count=draws)[site]
+    drawn: Tensor = sampled(of_rows, latents, data, seed, count=draws)[site]
+    return drawn if data is rows else data.frame_rows.arranged(drawn, 1)
 
 
 def sampled(

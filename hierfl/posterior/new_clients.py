@@ -56,8 +56,7 @@ def predict_from_prior(
         KeyError: the model observes no such site.
     """
     expect_fit(fit)
-    given, read = rows, getattr(fit, "_rows", None)
-    rows = rows if read is None else read(rows)  # frames of a formula
+    given, rows = rows, fit._rows(rows)
     if fit.federation.client.settle is not None:
         raise ValueError(
             f"'{fit.method.name}' predicts a client's rows from statistics of its own rows: "

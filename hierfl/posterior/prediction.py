@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,9 @@ from hierfl.posterior.snapshot import Snapshot, by_state_alone, restricted
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
 from hierfl.program.traces import counts_of
+
+if TYPE_CHECKING:
+    from hierfl.formulas.formula import Frames
 
 ARRAYS = ("label", "mean", "sd", "log_score", "noise", "counts")  # of a prediction, by row
 MOST_COLUMNS = 8  # classes, or scalars of an event, that are printed
@@ -205,9 +208,27 @@ def expect_prediction(value: Any, what: str) -> None:
 
 @one_at_a_time
 def predict(
-    fit: Snapshot, rows: ClientData, *, site: str | None = None, draws: int = 200, seed: int = 0
+    fit: Snapshot,
+    rows: "ClientData | Frames",
+    *,
+    site: str | None = None,
+    draws: int = 200,
+    seed: int = 0,
 ) -> Prediction:
-    """Predict each row of fitted clients, matched by name, by its own client's posterior."""
+    """Predict each row from its own client's posterior; labels may be absent.
+
+    Args:
+        fit: whose clients the rows are of.
+        rows: rows of fitted clients, matched by name.
+        site: the observed site to predict; None: the model's only one.
+        draws: S, of the posterior to average over; 1 is enough for point estimates.
+        seed: of the draws.
+
+    Raises:
+        KeyError: a client was not fitted (`personalize` it first), or the site is not observed.
+        ValueError: a field is missing or holds NaN; or `site` is None, and there are several.
+    """
+    given, rows = rows, fit._rows(rows)
     site, program = fit.program.observed_site(site), fit.program
     # a guide that needs all rows may get to read them only after the program was read
     needed = None if program.reads_all_rows else program.reads.guide
@@ -222,7 +243,8 @@ def predict(
 
         return mapped_or_in_turn(of_rows, each)
 
-    return predicted(program, rows, site, run, draws)
+    prediction = predicted(program, rows, site, run, draws)
+    return prediction if rows is given else in_frame_order(prediction)
 
 
 def predict_at(fit: Snapshot, draws: Draws, rows: ClientData, *, site: str) -> Prediction:

@@ -148,8 +148,3 @@ def points_of(proposal: Split, count: int, *, seed: int) -> Tensor:
     return proposal.points(*heavy_points(even, len(proposal.loc), freedom=FREEDOM, seed=seed))[
         :count
     ]
-
-
-def log_density(proposal: Split, at: Tensor) -> Tensor:
-    """Return the log density of a proposal at points (S, K): (S,)."""
-    return proposal.log_prob(at, FREEDOM)

@@ -181,11 +181,7 @@ def prior_moments(
 
 
 def in_prior_units(fit: Snapshot, draws: Draws) -> dict[str, Tensor]:
-    """Return draws of local sites less their prior's mean, in its sds, (S, N, *shape); NaN without them.
-
-    Of draws of the prior these are 0 on average with a variance of 1, whatever the global sites are.
-    Entries that are correlated in the prior are so no more.
-    """
+    """Return local sites less their prior's mean, in its sds and uncorrelated, (S, N, *shape); NaN without these."""
     program = fit.program
 
     def one(params: Params, values: Values, batch: ClientBatch) -> Tree:

@@ -47,10 +47,7 @@ Networks = Mapping[str, Network]
 
 @dataclass(frozen=True, eq=False)
 class SiteTable:
-    """The table, the `points` without sd, and the `first` draws or None.
-
-    `unknown` sites depend on missing rows, and so does the shrinkage of those `unshrunk`.
-    """
+    """The table, `points` without sd, the `first` draws or None; `unknown` sites, and what is `unshrunk`, lack rows."""
 
     frame: pd.DataFrame
     spread: tuple[str, ...]

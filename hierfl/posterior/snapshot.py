@@ -1,8 +1,8 @@
-"""The protocol that diagnostics read, its restriction to clients, and fits without rows."""
+"""What diagnostics read of a fit, its restriction to clients, and fits without rows."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
@@ -15,6 +15,7 @@ from hierfl.core.trees import Tree
 from hierfl.data.absent import is_absent, stand_in
 from hierfl.data.batch import expect_client_data
 from hierfl.data.clients import ClientData
+from hierfl.data.preprocess import read_frame
 from hierfl.engine.client_store import subset
 from hierfl.engine.federation import Federation
 from hierfl.engine.rounds import Progress
@@ -27,47 +28,17 @@ from hierfl.program.program import ParamSpec, Program
 from hierfl.program.sites import COMMON
 from hierfl.program.without_rows import WithoutRows, of_all_sites
 
+if TYPE_CHECKING:
+    from hierfl.formulas.formula import Frames
 
-class Snapshot(Protocol):
+
+class Snapshot:
     """A run at some round: a `hierfl.Fit`, or its restriction to some clients."""
-
-    @property
-    def method(self) -> Method:
-        """The method that is being fitted."""
-
-    @property
-    def federation(self) -> Federation:
-        """The clients, their rows and the checked program."""
-
-    @property
-    def progress(self) -> Progress:
-        """The server's state, the client states, the history and the number of rounds done."""
-
-    @property
-    def message(self) -> Tree:
-        """The server's last message: all that draws and predictions know of other clients."""
-
-    @property
-    def program(self) -> Program:
-        """The checked program."""
-
-    @property
-    def clients(self) -> tuple[str, ...]:
-        """The clients' names, in the order of the data."""
-
-    @property
-    def history(self) -> pd.DataFrame:
-        """One row per round, as `Fit.history`."""
-
-
-@dataclass(frozen=True, eq=False)
-class Restricted:
-    """A snapshot restricted to some of its clients, with the message of the whole run."""
 
     method: Method
     federation: Federation
     progress: Progress
-    message: Tree
+    message: Tree  # the server's last one: all that draws and predictions know of other clients
 
     @property
     def program(self) -> Program:
@@ -81,8 +52,33 @@ class Restricted:
 
     @property
     def history(self) -> pd.DataFrame:
-        """One row per round, as `Fit.history`."""
+        """One row per round: clients, what the method logs, bytes down and up, seconds, score.
+
+        With `on_client_error="skip"`, `left_out` lists the clients that were left out, with the
+        reason. `far_out` lists updates far larger than the others': client, share, norm in medians.
+        """
         return pd.DataFrame(list(self.progress.history))
+
+    def _rows(self, rows: "ClientData | Frames", *, matched: bool = True) -> Any:
+        """Return rows as the program reads them; frames are read as those that were fitted."""
+        if isinstance(rows, ClientData):
+            return rows
+        fitted = self.federation.data
+        if fitted.client_column:
+            return read_frame(rows, fitted.client_column, fitted)
+        from hierfl.formulas.formula import rows_of  # with pandas
+
+        return rows_of(self.method.model, rows, self.clients, asked=matched)
+
+
+@dataclass(frozen=True, eq=False)
+class Restricted(Snapshot):
+    """A snapshot restricted to some of its clients, with the message of the whole run."""
+
+    method: Method
+    federation: Federation
+    progress: Progress
+    message: Tree
 
 
 def expect_fit(value: Any, what: str = "fit") -> None:
@@ -198,10 +194,7 @@ def lacks_rows(fit: Snapshot) -> bool:
 
 
 def by_state_alone(fit: Snapshot) -> Snapshot:
-    """Return a fit whose program computes what does not depend on rows that are not there.
-
-    Made-up rows stand in for them in the loop over clients; the program cannot read these.
-    """
+    """Return a fit that computes what depends on no missing rows; made-up ones stand in, which it cannot read."""
     if not is_absent(fit.federation.data):
         return fit
     old = fit.federation.program

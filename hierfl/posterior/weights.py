@@ -97,7 +97,9 @@ def weigh(
     how: dict[str, Any] = {"draws": count, "seed": seed, "width": width, "salt": salt}
     chunks = [chunk.found for chunk in each_draw(fit, one, **how)]
     drawn = joined_draws(program, [chunk["values"] for chunk in chunks])
-    _check_varies(fit, drawn, shared=shared)
+    for site in program.latents.sites:  # a point estimate beside sites that are spread
+        if (site.is_local or shared) and drawn.count > 1 and drawn.is_fixed(site):
+            raise ValueError(_no_density(fit, site.name))
     # these depend on z alone, and are the same for every client
     log_shared, at, log_q = (chunks[0][name][0] for name in ("shared", "at", "log_q"))
     log_own, first, variance = (
@@ -213,13 +215,6 @@ def spread_levels(fit: Snapshot) -> set[bool]:
         for _, site in samples(nodes)
         if not isinstance(base_of(site["fn"]), pyro.distributions.Delta)
     }
-
-
-def _check_varies(fit: Snapshot, drawn: Draws, *, shared: bool) -> None:
-    """Refuse a point estimate of one site beside sites that are spread."""
-    for site in fit.program.latents.sites:
-        if (site.is_local or shared) and drawn.count > 1 and drawn.is_fixed(site):
-            raise ValueError(_no_density(fit, site.name))
 
 
 def _no_density(fit: Snapshot, site: str) -> str:

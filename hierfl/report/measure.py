@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
+from hierfl.core.process import one_at_a_time
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics import client_scores, out_of_distribution
 from hierfl.diagnostics.calibration import Floats
@@ -37,6 +38,7 @@ from hierfl.posterior.snapshot import (
 )
 
 
+@one_at_a_time
 def measure(
     fit: Snapshot,
     *,
@@ -51,7 +53,9 @@ def measure(
     latents, clients = fit.program.latents, fit.federation.data.num_clients
     size = latents.global_block.size + clients * latents.local_block.size
     affordable = min(draws, NUMBERS // max(size, 1))
-    drawn = _drawn(fit, affordable, seed) if affordable >= LEAST_DRAWS else None
+    keep, drawn = global_sites(fit.program) if lacks_rows(fit) else None, None
+    if affordable >= LEAST_DRAWS:
+        drawn = posterior_draws(fit, draws=affordable, seed=seed, keep=keep)
     predictor = _Predictor(fit, drawn if size else None, site, draws, seed)
     rows = fit.federation.data if held_out is None else held_out
     has_rows = bool(fit.program.sites_of_rows) and not (
@@ -87,12 +91,6 @@ def measure(
         expected=expected,
         local_only={} if local_only is None else _local_means(fit, local_only, seed),
     )
-
-
-def _drawn(fit: Snapshot, draws: int, seed: int) -> Draws:
-    """Draw all sites, or without rows the global ones."""
-    keep = global_sites(fit.program) if lacks_rows(fit) else None
-    return posterior_draws(fit, draws=draws, seed=seed, keep=keep)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,13 +7,13 @@ from datetime import datetime
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 from jinja2 import Environment, StrictUndefined
 
 from hierfl.core.arguments import expect_path
 from hierfl.core.disk import replace_text
-from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, printed
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.check import Check
@@ -24,6 +24,9 @@ from hierfl.posterior.snapshot import Snapshot
 from hierfl.report.measure import measure
 from hierfl.report.pictures import Section
 from hierfl.report.sections import sections
+
+if TYPE_CHECKING:
+    from hierfl.formulas.formula import Frames
 
 MARK = b'<meta name="generator" content="hierfl'  # near the top of every report
 
@@ -62,26 +65,46 @@ class Report:
         return [check.answer for check in self.checks if check.verdict == "warning"]
 
 
-@one_at_a_time
-def write(
+def report(
     fit: Snapshot,
-    path: str | Path,
+    path: str | Path = "report.html",
     *,
-    held_out: ClientData | None = None,
-    foreign: ClientData | None = None,
+    held_out: "ClientData | Frames | None" = None,
+    foreign: "ClientData | Frames | None" = None,
     local_only: Snapshot | None = None,
     site: str | None = None,
     title: str | None = None,
     draws: int = 400,
     seed: int = 0,
 ) -> Report:
-    """Measure a fit and write the report. The arguments and errors are those of `Fit.report`."""
+    """Write one self-contained HTML page: what was run, posteriors, calibration and warnings.
+
+    Args:
+        fit: what is reported.
+        path: of the file; an earlier report there is replaced.
+        held_out: labeled rows of fitted clients to score; None: training rows, with a warning.
+        foreign: out-of-distribution rows of the clients: are predictions less certain?
+        local_only: a fit of the same local sites, in which clients share nothing, to compare.
+        site: the observed site that is scored, as in `predict`.
+        title: of the page.
+        draws: S, of the posterior.
+        seed: of the draws.
+
+    Returns:
+        The path, every question that was asked, and the warnings.
+
+    Raises:
+        KeyError: rows of a client that was not fitted.
+        ValueError: a field is missing, held-out rows have no labels, or several sites are
+            observed and `site` is None.
+        FileExistsError: the file already exists, and is not a report of hierfl.
+    """
     where = expect_path(path, "path", "report.html")
     _check_place(where)
     measured = measure(
         fit,
-        held_out=held_out,
-        foreign=foreign,
+        held_out=None if held_out is None else fit._rows(held_out),
+        foreign=None if foreign is None else fit._rows(foreign),
         local_only=local_only,
         site=site,
         draws=draws,

@@ -25,9 +25,13 @@ _LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "loc": "outside lo
 _LEGEND |= {"columnspacing": 1.2, "handletextpad": 0.5, "handlelength": 1.6}
 
 
-def _figure(width: float, height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots()
+@contextmanager
+def _figure(width: float, height: float) -> Iterator[tuple[Figure, Axes]]:
+    """Draw with small text, in which $ is a dollar, and SVG bytes that depend only on content."""
+    size: Any = {"font.size": 9.0, "axes.labelsize": 9.0, "text.parse_math": False}
+    with mpl.rc_context({**size, "svg.hashsalt": "hierfl", "svg.fonttype": "path"}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure, figure.subplots()
 
 
 def _legend(figure: Figure, ax: Axes, columns: int = 3) -> None:
@@ -42,8 +46,7 @@ def run(measured: Measured) -> Picture | None:
     column = next((name for name in ("elbo", "loss") if name in history), None)
     if column is None or len(history) < 2:
         return None
-    with style():
-        figure, ax = _figure(NARROW, 2.7)
+    with _figure(NARROW, 2.7) as (figure, ax):
         plots.convergence(ax, history, column=column)
         ax.set_ylabel("ELBO, nats" if column == "elbo" else column)
         values = history[column]
@@ -59,8 +62,10 @@ def forest(measured: Measured, entry: SiteEntry) -> Picture:
     """Draw one scalar of every client."""
     names, rows = list(measured.fit.clients), measured.fit.federation.data.counts.numpy()
     with_names = len(names) <= 40
-    with style():
-        figure, ax = _figure(NARROW, min(7.0, 1.1 + (0.3 if with_names else 0.075) * len(names)))
+    with _figure(NARROW, min(7.0, 1.1 + (0.3 if with_names else 0.075) * len(names))) as (
+        figure,
+        ax,
+    ):
         expected = entry.expected
         if expected is not None and same_for_all(measured.fit):
             expected = expected.ravel()  # the same for every client
@@ -88,8 +93,7 @@ def forest(measured: Measured, entry: SiteEntry) -> Picture:
 def shrinkage(measured: Measured, entry: SiteEntry) -> Picture:
     """Draw the hierarchical estimates of one scalar against the local-only estimates."""
     assert entry.local_only is not None
-    with style():
-        figure, ax = _figure(NARROW, 4.6)
+    with _figure(NARROW, 4.6) as (figure, ax):
         rows = measured.fit.federation.data.counts.numpy()
         alone, together = entry.local_only, entry.draws.mean(0)
         plots.shrinkage(ax, alone, together, rows=rows, center=entry.middle)
@@ -110,8 +114,7 @@ def densities(measured: Measured, entry: SiteEntry) -> Picture:
     """Draw the densities of the global prior and of every client's posterior, for one scalar."""
     assert entry.expected is not None
     names = list(measured.fit.clients)
-    with style():
-        figure, ax = _figure(NARROW, 3.0)
+    with _figure(NARROW, 3.0) as (figure, ax):
         plots.prior_and_clients(ax, entry.expected, entry.draws, names)
         ax.set_xlabel(entry.label)
         _legend(figure, ax)
@@ -133,8 +136,7 @@ def clients(measured: Measured) -> Picture | None:
     unit = np.array([max(float(np.sqrt(e.draws.var(0).mean())), 1e-12) for e in measured.own])
     if not (means.std(0) > 0.0).any():
         return None
-    with style():
-        figure, ax = _figure(NARROW, 3.6)
+    with _figure(NARROW, 3.6) as (figure, ax):
         plots.client_map(
             ax, means, names, rows=measured.fit.federation.data.counts.numpy(), unit=unit
         )
@@ -155,8 +157,7 @@ def calibration(measured: Measured) -> Picture | None:
     numeric = prediction is not None and prediction.kind in ("numeric", "angle", "other")
     if prediction is None or (numeric and measured.scored.replicates is None):
         return None
-    with style():
-        figure, ax = _figure(NARROW, 4.3)
+    with _figure(NARROW, 4.3) as (figure, ax):
         if numeric:
             assert measured.scored.replicates is not None
             label = prediction.known()[0].flatten()
@@ -192,8 +193,12 @@ def rates(measured: Measured) -> Picture | None:
     what = "event rate" if prediction.kind == "binary" else f"mean {prediction.site}"
     with_names = len(table) <= 40
     ticks = ", with a tick at the predicted mean (number of rows in brackets)" if with_names else ""
-    with style():
-        figure, ax = _figure(NARROW, 1.1 + 0.3 * len(table)) if with_names else _figure(WIDE, 3.2)
+    with (
+        _figure(NARROW, 1.1 + 0.3 * len(table)) if with_names else _figure(WIDE, 3.2) as (
+            figure,
+            ax,
+        )
+    ):
         plots.rates(ax, table)
         (ax.set_xlabel if with_names else ax.set_ylabel)(what)
         _legend(figure, ax)
@@ -209,8 +214,7 @@ def strangers(measured: Measured) -> Picture | None:
     """Draw the predictive entropies of own and of foreign rows; None without foreign rows."""
     if measured.scored.foreign is None:
         return None
-    with style():
-        figure, ax = _figure(NARROW, 3.0)
+    with _figure(NARROW, 3.0) as (figure, ax):
         plots.entropies(ax, *measured.scored.foreign.entropies)
         _legend(figure, ax)
         own, foreign = (number(float(v.mean())) for v in measured.scored.foreign.entropies)
@@ -260,14 +264,6 @@ class Section:
     name: str
     title: str
     blocks: tuple[Text | ReportTable | Picture, ...]
-
-
-@contextmanager
-def style() -> Iterator[None]:
-    """Draw with small text, in which $ is a dollar, and SVG bytes that depend only on content."""
-    size: Any = {"font.size": 9.0, "axes.labelsize": 9.0, "text.parse_math": False}
-    with mpl.rc_context({**size, "svg.hashsalt": "hierfl", "svg.fonttype": "path"}):
-        yield
 
 
 def picture(figure: Figure, alt: str, caption: str) -> Picture:

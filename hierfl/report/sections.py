@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from hierfl.core.importance_sampling import K_HAT
+from hierfl.core.process import one_at_a_time
 from hierfl.diagnostics import across_clients
 from hierfl.diagnostics.check import R_HAT, number, share
 from hierfl.diagnostics.formula_tables import titled
@@ -26,6 +27,7 @@ GUIDES = {
 }
 
 
+@one_at_a_time
 def sections(measured: Measured) -> list[Section]:
     """Return the sections of the page, leaving out those without content."""
     made = (

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hierfl import methods, models
 from hierfl.core.arguments import expect, expect_integer, expect_kind, shown
 from hierfl.core.user_warnings import warn
 from hierfl.data.batch import expect_client_data
 from hierfl.data.clients import ClientData
 from hierfl.engine.federation import Settings
 from hierfl.method import Method
-from hierfl.program.sites import Family, recipe_of
+from hierfl.program.sites import Family
 
 if TYPE_CHECKING:
     from hierfl.runs.result import Fit
@@ -66,14 +65,6 @@ class FitArguments:
         return lambda text: print(f"hierfl.fit: {text}", file=sys.stderr, flush=True)
 
 
-def check_model(model: Any, data: Any) -> None:
-    """Refuse what is no method or model, and rows that are no `ClientData`."""
-    check_method(model)
-    if callable(getattr(data, "fit_over", None)):
-        raise TypeError(f"data is {shown(data)}: call hierfl.nodes.fit(model, nodes, ...)")
-    expect_client_data(data, "data")
-
-
 def with_rows(data: ClientData, call: FitArguments) -> tuple[ClientData, FitArguments]:
     """Return clients with `min_rows` rows or more, and the call for them; warn of the others."""
     least, validation = call.settings.min_rows, call.validation
@@ -100,31 +91,10 @@ def _without(data: ClientData, names: list[str]) -> ClientData:
 
 def check_method(method: Any) -> None:
     """Refuse what is neither a method nor a model, a function of a batch."""
-    if isinstance(method, Method):
-        _check_optimizers(method)
-        return
-    name = getattr(method, "__name__", "")  # other names are not looked up: that imports them
-    is_builder = any(
-        name in room.__all__ and getattr(room, name) is method for room in (methods, models)
-    )
-    is_fit = hasattr(method, "federation")  # which is callable, as a guide of Predictive
-    if is_builder or is_fit or not callable(method) or isinstance(method, type | Family):
-        what = f"{name}, which is not called yet" if is_builder else shown(method)
+    is_kind = isinstance(method, type | Family)
+    if is_kind or not (callable(method) or isinstance(method, Method)):
         fix = "a model, a function of a batch or a hierfl.formula, or a method"
-        raise TypeError(f"model is {what}: pass {fix}, methods.fedsvi(model)")
-
-
-def _check_optimizers(method: Method) -> None:
-    """Refuse options of a method that should be optimizers and are not."""
-    recipe = recipe_of(method)
-    for name, value in ({} if recipe is None else recipe.options).items():
-        if isinstance(value, Method):
-            _check_optimizers(value)
-        elif name.endswith("optimizer") and value is not None:
-            is_made = not isinstance(value, type) and hasattr(value, "init")
-            if not is_made or isinstance(getattr(value, "lr", 1.0), str):
-                fix = "give one of hierfl.optimizers with its step size, Adam(0.01)"
-                raise TypeError(f"{name} is {shown(value)}: {fix}")
+        raise TypeError(f"model is {shown(method)}: pass {fix}, methods.fedsvi(model)")
 
 
 def planned_of(method: Method, rounds: int | None) -> int:

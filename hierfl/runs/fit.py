@@ -13,6 +13,7 @@ from hierfl.core.arguments import expect_path, spelled
 from hierfl.core.importance_sampling import K_HAT
 from hierfl.core.process import one_at_a_time
 from hierfl.core.user_warnings import warn
+from hierfl.data.batch import expect_client_data
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.check import LEAST_EFFECTIVE
 from hierfl.diagnostics.convergence import Convergence, convergence
@@ -25,7 +26,7 @@ from hierfl.posterior.snapshot import learned_params
 from hierfl.program.global_labels import GlobalLabels
 from hierfl.program.sites import Model
 from hierfl.runs import checkpoint as state
-from hierfl.runs.call import FitArguments, check_model, with_rows
+from hierfl.runs.call import FitArguments, check_method, with_rows
 from hierfl.runs.choice import Choice, choose, too_much
 from hierfl.runs.ended import NoGain
 from hierfl.runs.one_run import is_over, repeat_warnings, run
@@ -224,7 +225,8 @@ def fit(
         from hierfl.formulas.formula import of_frames  # with pandas and scipy, 0.8 s
 
         model, data, validation = of_frames(model, data, validation, clients)
-    check_model(model, data)
+    check_method(model)
+    expect_client_data(data, "data")
     call = FitArguments(
         rounds=rounds,
         seed=seed,

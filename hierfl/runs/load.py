@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from hierfl.core.arguments import expect_path, shown, spelled
-from hierfl.core.process import at_most, one_at_a_time
+from hierfl.core.process import Limit, one_at_a_time
 from hierfl.data.absent import FILLS, RowsNotSaved, stand_in
 from hierfl.data.batch import expect_client_data
 from hierfl.data.clients import ClientData
@@ -66,12 +66,12 @@ def guarded(who: Mapping[str, Any], work: Callable[[], T]) -> T:
         raise CannotRemake(f"{what}: {HAND_IN}") from error
 
 
-def _limits(who: Mapping[str, Any]) -> AbstractContextManager[None]:
+def _limits(who: Mapping[str, Any]) -> AbstractContextManager[Any]:
     """Return limits on memory, where the sizes in a recipe are so large that they are needed."""
     widest = max((math.prod(_sizes(field)) for field in who["fields"].values()), default=1)
     if math.prod(_sizes(who["method"])) * widest <= SMALL:
         return nullcontext()
-    return at_most(LARGEST, OPERATIONS)
+    return Limit(LARGEST, OPERATIONS)
 
 
 def _sizes(description: Any) -> Iterator[int]:

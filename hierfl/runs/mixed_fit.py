@@ -19,7 +19,7 @@ from pyro import poutine
 from scipy.special import softmax
 from torch import Tensor
 
-from hierfl.core.arguments import expect_draws
+from hierfl.core.arguments import expect_count
 from hierfl.core.tables import Shown, printed
 from hierfl.diagnostics.evidence import log_evidence
 from hierfl.diagnostics.summary import Summary, summary
@@ -76,7 +76,7 @@ class MixedFit:
 
     def draws(self, draws: int = 1000, *, seed: int = 0) -> Draws:
         """Draw all latent sites: `shared` site -> (S, *shape), `own` site -> (S, N, *shape)."""
-        expect_draws(draws)
+        expect_count(draws, "draws")
         order = torch.from_numpy(np.random.default_rng(seed).permutation(draws))
         numbers = self._numbers(draws)
         at = torch.repeat_interleave(torch.arange(len(self.fits)), torch.tensor(numbers))

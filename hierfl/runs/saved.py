@@ -108,10 +108,7 @@ def check_may_write(folder: str | Path, about: Mapping[str, Any], round: int) ->
 
 
 def start_of(federation: Federation) -> str:
-    """Return a hash of all that a run starts from, to about nine digits.
-
-    What is read off made-up rows, as a non-centered program's effects are, differs by rounding.
-    """
+    """Return a hash of all that a run starts from, to nine digits: what made-up rows give differs by rounding."""
     digest = hashlib.sha256()
     program = federation.program
     sites = {site.name: site.start for site in program.latents.sites}
@@ -128,10 +125,7 @@ def start_of(federation: Federation) -> str:
 
 
 def sites_of(program: Program) -> dict[str, str]:
-    """Return what each latent site is, in words, by name: for a global one with its prior's densities.
-
-    It reads no row, so that a fit whose start depends on clients' fields is known without them.
-    """
+    """Return each latent site in words, by name, for a global one with its prior's densities; no row is read."""
     words = {}
     for site in program.latents.sites:
         place = "local" if site.is_local else "global"

@@ -33,38 +33,22 @@ PROX = 0.5  # FedProx' weight that FedABML's paper chose for its MNIST sets
 PARTICLES = 5  # of FedWBA, whose step takes the gradient of each
 
 
-def _none(net: nn.Sequential, lr: float, b: Budget) -> Options:
-    return {}
-
-
 @dataclass(frozen=True)
 class Baseline:
-    """A method of `hierfl.methods`, for studies.
-
-    Args:
-        method: its name.
-        model: (network, budget, **own settings) -> its model.
-        more: (network, step size, budget, **own settings) -> options in place of those of descent.
-        evaluations: gradients of a step; 0: one gradient of all rows a round.
-        momentum: of the descent.
-        tunes: whether clients tune before a prediction.
-        draws: whether predictions average over draws.
-        adaptive: whether the step size is Adam's.
-        body: whether it needs a layer below the last.
-        everyone: whether all clients take part in each of then fewer rounds.
-        wrappers: (method, step size, budget) -> method, from the inside out.
-    """
+    """A method of `hierfl.methods`, for studies."""
 
     method: str
-    model: Callable[..., Model] = of.common
-    more: Callable[..., Options] = _none
-    evaluations: int = 1
+    model: Callable[..., Model] = of.common  # of network, budget and own settings
+    # of network, step size, budget and own settings: options in place of those of descent
+    more: Callable[..., Options] = lambda net, lr, b: {}
+    evaluations: int = 1  # gradients of a step; 0: one gradient of all rows a round
     momentum: float = 0.0
-    tunes: bool = False
-    draws: bool = False
-    adaptive: bool = False
-    body: bool = False
-    everyone: bool = False
+    tunes: bool = False  # do clients tune before a prediction?
+    draws: bool = False  # do predictions average over draws?
+    adaptive: bool = False  # is the step size Adam's?
+    body: bool = False  # does it need a layer below the last?
+    everyone: bool = False  # do all clients take part in each of then fewer rounds?
+    # (method, step size, budget) -> method, from the inside out
     wrappers: tuple[Callable[[Method, float, Budget], Method], ...] = ()
 
     def made(self, net: nn.Sequential, lr: float, b: Budget, **settings: Any) -> Method:

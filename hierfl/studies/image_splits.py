@@ -80,25 +80,18 @@ def equal_classes(
 ) -> tuple[list[Ids], list[Ids]]:
     """Split rows at random among clients; `train` and `test` rows of each of a client's `classes`."""
     generator = np.random.Generator(np.random.Philox(seed))
-    every = int(labels.max()) + 1
-    client_classes = _classes_of_clients(every, clients, classes, generator)
-    rows = [generator.permutation(np.flatnonzero(labels.numpy() == c)) for c in range(every)]
-    need = int(np.bincount(client_classes.flatten()).max()) * (train + test)
-    if need > min(len(r) for r in rows):
+    hands = _classes_of_clients(int(labels.max()) + 1, clients, classes, generator)
+    rows = _by_class(labels, generator)
+    need, fewest = int(np.bincount(hands.flatten()).max()) * (train + test), min(map(len, rows))
+    if need > fewest:
         raise ValueError(
-            f"a class has {min(len(r) for r in rows)} rows; {need} are needed for {clients} "
+            f"a class has {fewest} rows; {need} are needed for {clients} "
             "clients: use fewer clients, or fewer rows of a class"
         )
-    taken = [0] * every
-    dealt_rows: tuple[list[Ids], list[Ids]] = [], []
-    for own in client_classes:
-        blocks = []
-        for c in own:
-            blocks.append(rows[c][taken[c] : taken[c] + train + test])
-            taken[c] += train + test
-        dealt_rows[0].append(np.concatenate([p[:train] for p in blocks]))
-        dealt_rows[1].append(np.concatenate([p[train:] for p in blocks]))
-    return dealt_rows
+    blocks = [iter(of[:need].reshape(-1, train + test)) for of in rows]
+    own = [[next(blocks[c]) for c in hand] for hand in hands]
+    first = [np.concatenate([b[:train] for b in hand]) for hand in own]
+    return first, [np.concatenate([b[train:] for b in hand]) for hand in own]
 
 
 def shared_classes(
@@ -107,27 +100,19 @@ def shared_classes(
     """Split a share of each class equally among its clients, at least 7 rows each, a seventh for tests."""
     generator = np.random.Generator(np.random.Philox(seed))
     every = int(labels.max()) + 1
-    client_classes = _classes_of_clients(every, clients, classes, generator)
-    holders = np.bincount(client_classes.flatten(), minlength=every)
-    class_shares: list[list[Ids]] = []
-    for c in range(every):
-        rows = generator.permutation(np.flatnonzero(labels.numpy() == c))
-        share_rows = int(share * len(rows) / max(1, holders[c]))
-        if holders[c] and share_rows < 7:
+    hands = _classes_of_clients(every, clients, classes, generator)
+    holders, blocks = np.bincount(hands.flatten(), minlength=every), []
+    for c, (rows, count) in enumerate(zip(_by_class(labels, generator), holders, strict=True)):
+        size = int(share * len(rows) / max(1, count))
+        if count and size < 7:
             raise ValueError(
-                f"class {c} has {len(rows)} rows, and {holders[c]} clients share {share:g} of "
+                f"class {c} has {len(rows)} rows, and {count} clients share {share:g} of "
                 "them: 7 are needed for each, so use fewer clients, or more of the rows"
             )
-        class_shares.append(
-            [rows[k * share_rows : (k + 1) * share_rows] for k in range(holders[c])]
-        )
-    dealt_rows: tuple[list[Ids], list[Ids]] = [], []
-    for own in client_classes:
-        blocks = [class_shares[c].pop() for c in own]
-        cuts = [len(part) // 7 for part in blocks]
-        dealt_rows[0].append(np.concatenate([p[cut:] for p, cut in zip(blocks, cuts, strict=True)]))
-        dealt_rows[1].append(np.concatenate([p[:cut] for p, cut in zip(blocks, cuts, strict=True)]))
-    return dealt_rows
+        blocks.append(iter(rows[: count * size].reshape(count, size)[::-1]))
+    own = [[next(blocks[c]) for c in hand] for hand in hands]
+    train = [np.concatenate([b[len(b) // 7 :] for b in hand]) for hand in own]
+    return train, [np.concatenate([b[: len(b) // 7] for b in hand]) for hand in own]
 
 
 def _classes_of_clients(

@@ -52,11 +52,7 @@ class Weibull(dist.Weibull):  # type: ignore[misc]  # Any in Pyro
     """dist.Weibull with a log density that stays finite where (t / scale)^shape underflows."""
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density in nats, of the batch shape.
-
-        Args:
-            value: times > 0.
-        """
+        """Return the log density in nats, of the batch shape, of times > 0."""
         if self._validate_args:
             self._validate_sample(value)
         return hazards(self).log_density(value)
@@ -114,7 +110,6 @@ class SkewNormal(RowDistribution):
         loc: mean.
         scale: standard deviation.
         alpha: skewness parameter; 0 is the Normal.
-        validate_args: whether to check values. Default None: Pyro's setting.
 
     Reference: Azzalini 1985, Scandinavian Journal of Statistics 12:171.
     """
@@ -122,11 +117,9 @@ class SkewNormal(RowDistribution):
     FIELDS = ("loc", "scale", "alpha")
     support = constraints.real
 
-    def __init__(
-        self, loc: Tensor, scale: Tensor, alpha: Tensor, *, validate_args: bool | None = None
-    ) -> None:
+    def __init__(self, loc: Tensor, scale: Tensor, alpha: Tensor) -> None:
         self.loc, self.scale, self.alpha = torch.broadcast_tensors(loc, scale, alpha)
-        super().__init__(self.loc.shape, torch.Size(), validate_args=validate_args)
+        super().__init__(self.loc.shape, torch.Size())
 
     def _standard(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return d, the scale w and the location xi of the density."""
@@ -168,11 +161,7 @@ class VonMises(dist.VonMises):  # type: ignore[misc]  # Any in Pyro
     """dist.VonMises with a log density that is exact in double precision, and a spread in radians."""
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log density in nats, of the batch shape.
-
-        Args:
-            value: angles, in radians.
-        """
+        """Return the log density in nats, of the batch shape, of angles, in radians."""
         if self._validate_args:
             self._validate_sample(value)
         # cos(x) - 1, and log I_0(k) - k, which stay exact for large concentrations

@@ -14,7 +14,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from hierfl.data.frames import is_number
 from hierfl.models.priors import Prior
 from hierfl.program.sites import Recipe, recipe_of
 
@@ -252,9 +251,9 @@ def check_values(family: str, kind: str, values: ArrayLike) -> None:
     bad = np.argwhere(~(inside(numbers) & np.isfinite(numbers)))
     if bad.size:
         value = float(numbers[tuple(bad[0])])
-        raise ValueError(
-            f"value {value:g} in row {bad[0][0]}: a response of family '{family}' is {words}; {_fix(kind, value)}"
-        )
+        fix = FIXES.get(kind, "use family='gaussian'") if np.isfinite(value) else "drop the row"
+        what = f"value {value:g} in row {bad[0][0]}: a response of family '{family}' is {words}"
+        raise ValueError(f"{what}; {fix}")
     if kind == "shares":
         total = numbers.sum(-1)
         fix = "divide the row's shares by their sum"
@@ -310,26 +309,11 @@ def _numbers(family: str, column: NDArray[np.generic], name: str = "response") -
     try:
         numbers: Numbers = column.astype(np.float64)
     except (TypeError, ValueError) as error:
-        row, value = next((i, v) for i, v in enumerate(column.ravel().tolist()) if not is_number(v))
-        row //= max(1, column.size // max(1, len(column)))
-        fix = "code it as a number"
-        if name == "cens":
-            fix = CENS
-        elif name == "response":
-            fix += ", or use family='categorical'"
-        raise ValueError(
-            f"the {name} in row {row} is {value!r}, and family '{family}' needs numbers: {fix}"
-        ) from error
+        fix = f"{error}; code it as a number, or use family='categorical'"
+        raise ValueError(f"family '{family}' needs numbers in the {name}: {fix}") from error
     if name != "upper":
         _refuse_missing(np.isnan(numbers), name)
     return numbers
-
-
-def _fix(kind: str, value: float) -> str:
-    """Return what to do about a value that a kind of response does not have."""
-    if not np.isfinite(value):
-        return "drop the row"
-    return FIXES.get(kind, "use family='gaussian'")
 
 
 def check_bounds(values: ArrayLike, bounds: tuple[float, float]) -> None:

@@ -23,19 +23,16 @@ class Hurdle(RowDistribution):
         base: distribution of positive amounts; or dist.Poisson or dist.NegativeBinomial, of which
             the part above 0 is taken.
         hu: probability of 0, of the base's batch shape or one that it can be expanded to.
-        validate_args: whether to check values. Default None: Pyro's setting.
     """
 
     FIELDS = ("base", "hu")
 
-    def __init__(
-        self, base: Distribution, hu: Tensor, *, validate_args: bool | None = None
-    ) -> None:
+    def __init__(self, base: Distribution, hu: Tensor) -> None:
         fn: Any = base
         shape = torch.broadcast_shapes(fn.batch_shape, torch.as_tensor(hu).shape)
         self.base = fn if fn.batch_shape == shape else fn.expand(shape)
         self.hu = torch.as_tensor(hu).expand(shape)
-        super().__init__(shape, torch.Size(), validate_args=validate_args)
+        super().__init__(shape, torch.Size())
 
     @property
     def is_count(self) -> bool:

@@ -136,23 +136,15 @@ class Cumulative(dist.Categorical):
         eta: linear predictor, (...).
         thresholds: (K - 1,), or (..., K - 1) of each row; increasing.
         link: "logit" or "probit". Default "logit".
-        validate_args: whether to check values. Default None: Pyro's setting.
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]
 
-    def __init__(
-        self,
-        eta: Tensor,
-        thresholds: Tensor,
-        link: str = "logit",
-        *,
-        validate_args: bool | None = None,
-    ) -> None:
+    def __init__(self, eta: Tensor, thresholds: Tensor, link: str = "logit") -> None:
         self.eta, self.thresholds, self.link = eta, thresholds, link
         self._num_events = thresholds.shape[-1] + 1
         shape = torch.broadcast_shapes(eta.shape, thresholds.shape[:-1])
-        Distribution.__init__(self, shape, validate_args=validate_args)
+        Distribution.__init__(self, shape)
 
     @lazy_property
     def logits(self) -> Tensor:
@@ -188,9 +180,9 @@ class Cumulative(dist.Categorical):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "Cumulative":
         """Return the same distribution with a larger batch shape."""
-        return type(self)(
-            self.eta.expand(batch_shape), self.thresholds, self.link, validate_args=False
-        )
+        made = type(self)(self.eta.expand(batch_shape), self.thresholds, self.link)
+        made._validate_args = False
+        return made
 
     def _log_cdf(self, x: Tensor) -> Tensor:
         return logsigmoid(x) if self.link == "logit" else log_normal_cdf(x)
@@ -241,7 +233,6 @@ class Ordered(RowDistribution):
     Args:
         base: distribution of one number, of any batch shape.
         size: K, the number of draws, >= 1.
-        validate_args: whether to check values. Default None: Pyro's setting.
 
     Raises:
         ValueError: base is no distribution of one real number, or size is below 1.
@@ -250,15 +241,13 @@ class Ordered(RowDistribution):
     FIELDS = ("base",)
     support = constraints.ordered_vector
 
-    def __init__(
-        self, base: TorchDistributionMixin, size: int, *, validate_args: bool | None = None
-    ) -> None:
+    def __init__(self, base: TorchDistributionMixin, size: int) -> None:
         fn: Any = base
         if fn.event_shape or fn.support is not constraints.real:
             raise ValueError(f"base is {base}: it must be the distribution of one real number")
         expect(size=(size, "[1, inf)"))
         self.base, self.size = fn, size
-        super().__init__(fn.batch_shape, torch.Size((size,)), validate_args=validate_args)
+        super().__init__(fn.batch_shape, torch.Size((size,)))
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]

@@ -80,21 +80,13 @@ class OverNormal(RowDistribution):
         of: as in `over_normal`.
         loc: mean of the linear predictor, (...).
         scale: its standard deviation, above 0, (...).
-        validate_args: whether to check values. Default None: Pyro's setting.
     """
 
     FIELDS = ("loc", "scale")
 
-    def __init__(
-        self,
-        of: Callable[[Tensor], Any],
-        loc: Tensor,
-        scale: Tensor,
-        *,
-        validate_args: bool | None = None,
-    ) -> None:
+    def __init__(self, of: Callable[[Tensor], Any], loc: Tensor, scale: Tensor) -> None:
         self.of, self.loc, self.scale = of, loc, scale
-        super().__init__(loc.shape, torch.Size(), validate_args=validate_args)
+        super().__init__(loc.shape, torch.Size())
 
     @property
     def support(self) -> Any:

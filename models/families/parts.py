@@ -26,18 +26,15 @@ class OrderedBeta(RowDistribution):
         eta: linear predictor, of the batch shape.
         thresholds: c_1 < c_2, (..., 2).
         phi: precision of the shares between 0 and 1.
-        validate_args: whether to check values. Default None: Pyro's setting.
     """
 
     FIELDS = ("eta", "low", "high", "phi")
     support = constraints.unit_interval
 
-    def __init__(
-        self, eta: Tensor, thresholds: Tensor, phi: Tensor, *, validate_args: bool | None = None
-    ) -> None:
+    def __init__(self, eta: Tensor, thresholds: Tensor, phi: Tensor) -> None:
         low, high = thresholds[..., 0], thresholds[..., 1]
         self.eta, self.low, self.high, self.phi = torch.broadcast_tensors(eta, low, high, phi)
-        super().__init__(self.eta.shape, torch.Size(), validate_args=validate_args)
+        super().__init__(self.eta.shape, torch.Size())
 
     @property
     def between(self) -> Any:
@@ -108,18 +105,15 @@ class Multinomial(RowDistribution):
     Args:
         total_count: the sum, of the batch shape.
         logits: log probabilities up to a constant, (..., K).
-        validate_args: whether to check values. Default None: Pyro's setting.
     """
 
     FIELDS = ("total_count", "logits")
 
-    def __init__(
-        self, total_count: Tensor, logits: Tensor, *, validate_args: bool | None = None
-    ) -> None:
+    def __init__(self, total_count: Tensor, logits: Tensor) -> None:
         shape = torch.broadcast_shapes(total_count.shape, logits.shape[:-1])
         self.total_count = total_count.expand(shape)
         self.logits = logits.log_softmax(-1).expand(*shape, logits.shape[-1])
-        super().__init__(shape, self.logits.shape[-1:], validate_args=validate_args)
+        super().__init__(shape, self.logits.shape[-1:])
 
     @property
     def support(self) -> Any:

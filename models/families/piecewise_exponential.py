@@ -60,7 +60,6 @@ class PiecewiseExponential(RowDistribution):
         eta: log hazard ratio, of any shape.
         log_hazard: (J,) logarithms of the baseline hazards, per unit of time.
         breaks: J - 1 times > 0, increasing. The last hazard holds from the last break on.
-        validate_args: whether to check values. Default None: Pyro's setting.
 
     Raises:
         ValueError: breaks do not increase from above 0, or there is not one hazard more than
@@ -74,14 +73,7 @@ class PiecewiseExponential(RowDistribution):
     support = dist.constraints.positive
     FIELDS = ("eta", "log_hazard")
 
-    def __init__(
-        self,
-        eta: Tensor,
-        log_hazard: Tensor,
-        breaks: tuple[float, ...],
-        *,
-        validate_args: bool | None = None,
-    ) -> None:
+    def __init__(self, eta: Tensor, log_hazard: Tensor, breaks: tuple[float, ...]) -> None:
         check_breaks(breaks)
         if log_hazard.shape[-1] != len(breaks) + 1:
             raise ValueError(
@@ -91,7 +83,7 @@ class PiecewiseExponential(RowDistribution):
         self.eta = eta.expand(shape)
         self.log_hazard = log_hazard.expand(*shape, log_hazard.shape[-1])
         self.breaks = tuple(breaks)
-        super().__init__(shape, torch.Size(), validate_args=validate_args)
+        super().__init__(shape, torch.Size())
 
     def _starts(self) -> Tensor:
         return self.eta.new_tensor((0.0, *self.breaks))

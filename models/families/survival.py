@@ -16,7 +16,6 @@ from hierfl.models.families.rows import RowDistribution
 from hierfl.models.priors import Prior
 
 FAR = 1e4  # stands for infinity where a logarithm of time 0 is meant
-METHODS = ("log_density", "cumulative_hazard", "log_between", "time_at", "moments_beyond")
 DEEPEST = 700.0  # cumulative hazards above it are survival probabilities of 0 in double precision
 ADDITIONS = ("cens", "upper", "entry")
 
@@ -225,7 +224,6 @@ class Censored(RowDistribution):
             exact.
         upper: upper ends of intervals; read where cens is 2 alone. Default None: no interval.
         entry: times >= 0 from which on the rows were under observation. Default None: 0.
-        validate_args: whether to check values. Default None: Pyro's setting.
 
     Raises:
         TypeError: no cumulative hazard of the base is known.
@@ -240,8 +238,6 @@ class Censored(RowDistribution):
         cens: Tensor | None = None,
         upper: Tensor | None = None,
         entry: Tensor | None = None,
-        *,
-        validate_args: bool | None = None,
     ) -> None:
         hazards(base)  # refuses what it cannot censor
         fields = (cens, upper, entry)
@@ -252,7 +248,7 @@ class Censored(RowDistribution):
         self.cens, self.upper, self.entry = (
             None if field is None else field.expand(shape) for field in fields
         )
-        super().__init__(shape, torch.Size(), validate_args=validate_args)
+        super().__init__(shape, torch.Size())
 
     def _log_prob(self, value: Tensor) -> Tensor:
         of = hazards(self.base)

@@ -104,7 +104,6 @@ class Truncated(RowDistribution):
             dist.NegativeBinomial.
         low: lower bound. Default: none.
         high: upper bound. Default: none.
-        validate_args: whether to check values. Default None: Pyro's setting.
 
     Raises:
         TypeError: the base is another.
@@ -112,18 +111,11 @@ class Truncated(RowDistribution):
 
     FIELDS = ("base",)
 
-    def __init__(
-        self,
-        base: Any,
-        low: float = -math.inf,
-        high: float = math.inf,
-        *,
-        validate_args: bool | None = None,
-    ) -> None:
+    def __init__(self, base: Any, low: float = -math.inf, high: float = math.inf) -> None:
         self.base, self.low, self.high = base, low, high
         if not (self.is_count or isinstance(base, torch_dist.Normal)):
             hazards(base)  # refuses what it does not know
-        super().__init__(base.batch_shape, torch.Size(), validate_args=validate_args)
+        super().__init__(base.batch_shape, torch.Size())
 
     @property
     def is_count(self) -> bool:

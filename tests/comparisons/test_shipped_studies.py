@@ -76,8 +76,8 @@ def test_all_studies_are_listed() -> None:
     done = run("compare", "--list")
     assert done.exit_code == 0
     for one in read_study.listed():
-        assert one.name in done.output and one.shows in done.output
-        assert one.shows and one.quick and one.full and one.data, one.name
+        assert one["name"] in done.output and one["shows"] in done.output
+        assert all(one[key] for key in ("shows", "quick", "full", "data")), one["name"]
     assert "mnist (HIERFL_DATA)" in done.output
 
 

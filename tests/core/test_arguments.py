@@ -133,8 +133,6 @@ def test_what_is_no_path() -> None:
 def test_other_arguments_of_another_kind() -> None:
     with pytest.raises(TypeError, match="fits is a Fit: it must be a dict"):
         diagnostics.compare(fitted())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"var_names is 2\.5: it must be a list of names"):
-        fitted().posterior(2, var_names=2.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="site is a list: it must be the name of an observed site"):
         fitted().predict(federation(), site=["ill"])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="vectors is a Fit: it must be a tensor"):

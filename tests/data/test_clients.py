@@ -112,6 +112,7 @@ def direct(**changes: Any) -> ClientData:
 
 
 ROWS = [0, 0, 1]
+MIXED: Any = ["a", 1]
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "no field": (lambda: ClientData.from_arrays(ROWS), ValueError, "there are no fields"),
     "two of one name": (lambda: direct(names=("a", "a")), ValueError, "two clients are named 'a'"),
@@ -175,9 +176,12 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "unknown selected": (lambda: direct().select(["nobody"]), KeyError, "unknown client 'nobody'"),
     "position too large": (
-        lambda: direct().select([2]), KeyError, "client position out of range: there are 2 clients"
+        lambda: direct().select([2]), KeyError, r"no clients are at \[2\]: give all names, positions 0..1, or a mask"
     ),
-    "position negative": (lambda: direct().select([-1]), KeyError, "client position out of range"),
+    "position negative": (lambda: direct().select([-1]), KeyError, r"no clients are at \[-1\]: give all names"),
+    "a short mask": (lambda: direct().select([True]), KeyError, r"no clients are at \[True\]"),
+    "half a position": (lambda: direct().select(torch.tensor([0.5])), KeyError, r"no clients are at \[0.5\]"),
+    "names and positions": (lambda: direct().select(MIXED), KeyError, r"no clients are at \['a', 1\]"),
     "selected twice": (lambda: direct().select(["a", "a"]), ValueError, "two clients are named 'a'"),
     "field to leave out": (lambda: direct().without("y"), KeyError, "there is no field 'y'"),
     "field of another length": (lambda: direct().with_fields(y=torch.ones(2)), ValueError, "field 'y' has 2 rows"),

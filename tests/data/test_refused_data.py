@@ -41,8 +41,8 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "no date": (rows(np.array(["2020-01-01", "NaT", "NaT"], "datetime64[D]")), "client_id is NaT in row 1"),
     "NaN as text": (rows(["a", "nan", "b"]), "a client is named 'nan', the word for a missing value: leave"),
     "None among names": (lambda: ClientData.from_arrays([0, 1, 1], names=NO_NAMES, y=Y), "is named 'None'"),
-    "1 and '1'": (rows([1, "1", "2"]), "client_id holds 1 and '1': client_id must be integers or strings, all"),
-    "1 and True": (rows([1, True, 0]), "client_id holds 1 and True"),
+    "1 and '1'": (rows([1, "1", "2"]), "client_id holds mixed-integer values: client_id must be integers or strings"),
+    "1 and True": (rows([1, True, 0]), "client_id holds mixed-integer values"),
     "NUL": (rows(["a", "a\0", "b"]), r"client 'a\x00' has a control character"),
     "a line": (rows(["a\nb", "a", "b"]), r"client 'a\nb' has a control character"),
     "half a pair": (rows(["\ud800", "a", "b"]), "an incomplete character in its name: rename it"),
@@ -53,7 +53,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a byte-order mark": (rows(["a", "\ufeffa", "b"]), "differ only in case, spaces, .0 or Unicode form"),
     "empty": (rows(["", "a", "b"]), "a client has an empty name: name it"),
-    "bytes": (rows([b"a", b"b", b"a"]), "client_id holds b'a': client_id must be"),
+    "bytes": (rows([b"a", b"b", b"a"]), "client_id holds bytes values: client_id must be"),
     "masked ids": (rows(np.ma.array([0, 1, 1], mask=[False, True, False])), "client_id has 1 masked rows: leave"),
     "a number": (rows(5), "client_id is a single int: give one id per row"),
     "no rows": (rows([], y=[]), "client_id has no rows: give at least one row"),
@@ -116,15 +116,12 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     # selections
     "a mask of numbers": (
-        half(where=torch.tensor([1.0, 0.0, 1.0])), "keep holds float32, not booleans: give a condition"
+        half(where=torch.tensor([1.0, 0.0, 1.0])), "keep is float32 (3,): give a condition on each of the 3 rows"
     ),
-    "a mask of positions": (half(where=torch.tensor([0, 1, 2])), "keep holds int64, not booleans"),
+    "a mask of positions": (half(where=torch.tensor([0, 1, 2])), "keep is int64 (3,): give a condition"),
     "no row kept": (half(where=torch.zeros(3, dtype=torch.bool)), "no row is kept: a federation needs"),
     "no client chosen": (half(select=[]), "no clients were chosen: give at least one"),
     "letters of a name": (half(select="01"), "the clients are given as '01': give a list, ['01']"),
-    "a short mask": (half(select=[True]), "the mask has 1 entries for 2 clients: give one for each"),
-    "half a position": (half(select=[0.7]), "client position 0.7 is not an integer: give names"),
-    "names and positions": (half(select=["0", 1]), "given by names and positions: give either"),
     "only single rows": (
         lambda: ClientData.from_arrays([0, 1], y=Y[:2]).split(0.5, seed=0),
         "every client has a single row, so a split"

@@ -19,7 +19,7 @@ BAD: dict[str, dict[str, Any]] = {
     "fedbabu": {"tune": "body", "tune_steps": 0},
     "fedem": {"personalize_steps": 0},
     "fedep": {"damping": 1.5},
-    "fedfomo": {"models": -1, "explore": 2.0},
+    "fedfomo": {"models": -1},
     "fedhb": {"prior_clients": -1.0, "prior_freedom": -1.0, "prior_spread": -1.0},
     "fedhb_mixture": {"networks": 0, "spread": 0.0},
     "fedmap": {

@@ -50,10 +50,7 @@ def personal_client(
 
 
 class DescentState(NamedTuple):
-    """The working state of a client that descends: params, the optimizer's memory, the last loss, ().
-
-    `beside`: what else the method needs in the round.
-    """
+    """What a client descends with: params, the optimizer's memory, the last loss, (), and what it needs `beside`."""
 
     w: Params
     memory: Tree

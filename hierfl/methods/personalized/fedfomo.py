@@ -16,6 +16,7 @@ Nothing in it is Bayesian: it is a heuristic average of models.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -35,6 +36,7 @@ from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
 
 LEAST = 1e-12  # distance of two models that are one
+EXPLORE, DECAY = 0.3, 0.05  # eps of the first round, and by how much it falls in each: the authors'
 
 
 class FedFomoClientState(NamedTuple):
@@ -54,10 +56,7 @@ class FedFomoRound(NamedTuple):
 
 
 class FedFomoServerState(NamedTuple):
-    """Models of N clients, (N, ...), who has trained, (N,) bool, P, (N, N), and whose models each gets, (N, M).
-
-    `there`: whether there is one, (N, M).
-    """
+    """Models of N clients, who has trained (N,), P (N, N), and whose models each gets (N, M), if they are `there`."""
 
     w: Params
     seen: Tensor
@@ -82,8 +81,6 @@ def fedfomo(
     *,
     validation: str | None = None,
     models: int = 5,
-    explore: float = 0.3,
-    explore_decay: float = 0.05,
     optimizer: Optimizer = SGD(0.1),  # noqa: B008 (frozen)
     steps: int = 5,
     unit: Literal["step", "epoch"] = "epoch",
@@ -98,18 +95,16 @@ def fedfomo(
             model looks best to it.
         models: M, of other clients, 0 or more; 0: each client alone, unless training makes its
             validation loss worse. Defaults: the authors'.
-        explore: eps of the first round, in [0, 1].
-        explore_decay: by how much eps falls in each round.
         optimizer: of the client, restarted in each round.
         steps: passes over the rows of a round, or mini-batches (`unit`).
         unit: "epoch" or "step".
         batch_size: rows of a mini-batch; None: all.
 
     Raises:
-        ValueError: `models` is negative, or `explore` outside [0, 1].
+        ValueError: `models` is negative.
         ProgramError: (at fit) the model has latent sites or local params.
     """
-    expect(models=(models, "[0, inf)"), explore=(explore, "[0, 1]"))
+    expect(models=(models, "[0, inf)"))
     descent = Descent(optimizer, steps, unit, batch_size)
 
     def client(program: Program) -> Client:
@@ -165,13 +160,10 @@ def fedfomo(
             mail=("mail",),
         )
 
-    def server(program: Program) -> Server:
-        return _server(program, models, explore, explore_decay)
-
-    return Method("fedfomo", model, delta, client, server, discloses="summaries")
+    return Method("fedfomo", model, delta, client, partial(_server, models), discloses="summaries")
 
 
-def _server(program: Program, models: int, explore: float, explore_decay: float) -> Server:
+def _server(models: int, program: Program) -> Server:
     count = program.num_clients
     begin = FedFomoServerState(
         w=at_each(common_params(program, "fedfomo"), count),
@@ -192,7 +184,7 @@ def _server(program: Program, models: int, explore: float, explore_decay: float)
         affinity.index_put_((rows, state.picked[ids]), score, accumulate=True)
         w = with_rows(state.w, ids, reports.value["w"])
         seen = state.seen.index_fill(0, ids, True)
-        eps = max(explore - explore_decay * clock.round, 0.0)
+        eps = max(EXPLORE - DECAY * clock.round, 0.0)
         picks, there = _picked(affinity, seen, eps, *_drawn(program, models, clock.round))
         return FedFomoServerState(w, seen, affinity, picks, there)
 

@@ -46,10 +46,7 @@ from hierfl.program.sites import Family, Guide, Model
 
 
 class FedSVIState(NamedTuple):
-    """What a client keeps of its local params, or the server of the global ones.
-
-    Params and their optimizer's state, and the mean of the params over the last `seen` rounds, ().
-    """
+    """What a client keeps of local params, or the server of global ones, and their mean over `seen` last rounds, ()."""
 
     at: Stepped
     mean: Params

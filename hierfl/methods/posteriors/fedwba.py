@@ -119,7 +119,12 @@ def fedwba(
         )
 
     def server(program: Program) -> Server:
-        return _server(first_particles(program, particles))
+        first = first_particles(program, particles)
+
+        def update(state: Tensor, means: dict[str, Tree], clock: Clock) -> Tensor:
+            return barycenter(state, means["particles"].value)
+
+        return Server(first, update, down=lambda state, clock: {"particles": state})
 
     return Method(
         "fedwba",
@@ -142,13 +147,6 @@ def first_particles(program: Program, count: int) -> Tensor:
             'prior, as bayesian_network(net, prior_loc="zero", prior_scale=1.0) does'
         )
     return prior_draws(program, {}, torch.arange(count, dtype=torch.int32))
-
-
-def _server(begin: Tensor) -> Server:
-    def update(state: Tensor, means: dict[str, Tree], clock: Clock) -> Tensor:
-        return barycenter(state, means["particles"].value)
-
-    return Server(begin, update, down=lambda state, clock: {"particles": state})
 
 
 def barycenter(start: Tensor, clouds: Tensor) -> Tensor:

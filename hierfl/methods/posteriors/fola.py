@@ -30,11 +30,7 @@ from hierfl.guides.mean_field import mean_field
 from hierfl.method import Client, Method, Phase, Server, Up, slope
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import Descent, DescentState
-from hierfl.methods.posteriors.common_sites import (
-    common_sites,
-    product_server,
-    product_share,
-)
+from hierfl.methods.posteriors.common_sites import common_sites, product_server, product_share
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model

@@ -19,7 +19,7 @@ GOOD: list[Any] = [0.5, 1.0]
 REFUSED = [
     ("gaussian", [1.0, np.inf], "value inf in row 1: .* a finite number; drop the row"),
     ("gaussian", [1.0, np.nan], "the response in row 1 is missing: drop the row"),
-    ("gaussian", ["a", "b"], "the response in row 0 is 'a', .* use family='categorical'"),
+    ("gaussian", ["a", "b"], "needs numbers in the response: .*'a'.* use family='categorical'"),
     ("student", [-np.inf], "value -inf in row 0: .*; drop the row"),
     ("bernoulli", [0, 1, 2], "value 2 in row 2: .*'bernoulli' is 0 or 1; use family='poisson'"),
     ("bernoulli", [0.4, 1], "value 0.4 in row 0: .* 'beta' for shares"),
@@ -58,7 +58,7 @@ def test_refused_values(name: str, values: list[Any], message: str) -> None:
 
 
 LATE = [
-    ("text", {"cens": [0, "right"]}, "the cens in row 1 is 'right', .* it must be 0 .exact."),
+    ("text", {"cens": [0, "right"]}, "needs numbers in the cens: .*'right'"),
     ("alone", {"upper": [1, 2]}, "'upper' is read where .* add 'cens'"),
     ("cens", {"cens": [0, 3]}, "cens 3 in row 1: it must be 0 .exact., 1 .right., -1 .left. or 2"),
     ("upper", {"cens": [0, 2]}, "cens 2 in row 1: it is an interval .*: add the row field 'upper'"),
