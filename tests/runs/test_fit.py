@@ -333,7 +333,7 @@ def test_a_value_made_of_two_fields_counts_as_a_factor_and_has_no_label() -> Non
     data = federation()
     both = (model, partial(model, as_factor=True))
     fits = [fit(fedsvi(program), data, rounds=2, eval_every=2) for program in both]
-    first, second = (fitted.posterior(draws=50).posterior["w"].values for fitted in fits)
+    first, second = (fitted.posterior(draws=50)["posterior"]["w"].values for fitted in fits)
     np.testing.assert_array_equal(first, second)
     with pytest.raises(
         ValueError, match=r"'rest' .* observes a value computed from several fields"

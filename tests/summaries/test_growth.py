@@ -1,6 +1,7 @@
 """Curvatures of clients' likelihoods that grow with the scale of their rows."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pyro
@@ -64,11 +65,9 @@ def test_factors_follow_the_scale_of_the_rows() -> None:
             u = belief[0][STEPS:] + away
             precision, shift = growth.of(inside, across, factor.shift[:, :STEPS], u)
             exact = (-2.0 * u).exp()
-            close = {"rtol": 0.1, "atol": 0.1 * float(exact)}
-            torch.testing.assert_close(
-                precision, (exact * torch.eye(STEPS)).expand_as(precision), **close
-            )
-            torch.testing.assert_close(shift, exact * y, **close)
+            close = partial(torch.testing.assert_close, rtol=0.1, atol=0.1 * float(exact))
+            close(precision, (exact * torch.eye(STEPS)).expand_as(precision))
+            close(shift, exact * y)
 
 
 def test_chains_find_a_noise_that_clients_own_sites_could_do_without() -> None:
@@ -85,7 +84,7 @@ def test_chains_find_a_noise_that_clients_own_sites_could_do_without() -> None:
     covariance = (covariance + noise[:, None, None] ** 2 * eye)[:, None]
     density = dist.MultivariateNormal(eye[0] * 0.0, covariance)
     weights = density.log_prob(data.fields["y"].double()).sum(1).softmax(0)
-    draws = fit.posterior(draws=2000, seed=0).posterior
+    draws = fit.posterior(draws=2000, seed=0)["posterior"]
     for name, values in (("move", move), ("noise", noise)):
         mean = float(weights @ values)
         sd = float(weights @ (values - mean).square()) ** 0.5

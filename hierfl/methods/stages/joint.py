@@ -171,8 +171,9 @@ class Joint:
             return torch.vmap(function, chunk_size=chunk)(x[:, : self.shared], e)
 
     def _value(self, x: Tensor, *of_standard: Tensor) -> Tensor:
-        factors, growth, line = of_standard[:3], of_standard[3:8], of_standard[8:]
-        standard = Standard(*factors, Growth(*growth), MixingLine(*line))
+        precision, cross, shift, *others = of_standard
+        growth, line = Growth(*others[:5]), MixingLine(*others[5:])
+        standard = Standard(precision, cross, shift, growth, line)
         x, volume = self._natural(x)
         if self.nodes is not None:
             return volume + self._summed(x, standard, self.nodes)
