@@ -185,8 +185,8 @@ class Fallback:
         if hierarchy.reading.is_scaled and self.chains.seconds <= LONGEST:
             return "a global site scales a local one, which no Gaussian factor fits well"
         has_shared = len(hierarchy.reading.origin) > 0  # else clients are independent
-        if has_shared and self._can_fit_all_rows and self.chains.seconds <= LONGEST:
-            return "clients' own sites can fit their rows without noise, as no Gaussian factor does"
+        if has_shared and self._can_fit_all and self.chains.seconds <= LONGEST:
+            return "clients' own scalars can fit all that they observe, as no Gaussian factor does"
         # draws weighted by rows take as long as chains; by sums the server's own do not
         most = LONGEST if self._reads_rows_often else AT_ONCE
         most = most if spread is None else LOOKING
@@ -221,16 +221,14 @@ class Fallback:
         return None if why is None or self.chains.seconds > LOOKING else why
 
     @property
-    def _can_fit_all_rows(self) -> bool:
+    def _can_fit_all(self) -> bool:
         """Whether most clients have as many scalars as numbers observed, none by a linear predictor."""
         program, data = self.federation.program, self.federation.data
         line, size = seen_in(program).score.line, seen_in(program).hierarchy.reading.own_size
         if len(line.inside) or not bool((line.rest >= size).any()):
             return False
-        rows = [
-            v for v in (data.fields.get(name) for name in program.labels.values()) if v is not None
-        ]
-        observed = data.counts * sum(v[0].numel() for v in rows)
+        labels = [data.fields[name] for name in program.labels.values() if name in data.fields]
+        observed = data.counts * sum(of[0].numel() for of in labels)
         return bool(0 < observed.median() <= size)
 
     @property

@@ -117,28 +117,16 @@ def _of_own(
     expected = rows.expected(mean, precision, nodes)
     # by slopes, digits are lost where u is nearly known
     curvature = rows.at_mean(mean, precision).curvature if nodes.by_slopes else expected.curvature
-    across, rest = (
-        of.nan_to_num() for of in (curvature[:, :size, size:], curvature[:, size:, size:])
-    )
-    own = expected.curvature[:, :size, :size].nan_to_num()
-    values, vectors = torch.linalg.eigh(own)
+    across, rest = curvature[:, :size, size:].nan_to_num(), curvature[:, size:, size:].nan_to_num()
+    values, vectors = torch.linalg.eigh(expected.curvature[:, :size, :size].nan_to_num())
     seen = values > SMALL * values.amax(1, keepdim=True).clamp(min=1e-300)
     across = vectors @ torch.where(seen[..., None], vectors.mT @ across, 0.0)
-    back = torch.where(seen, 1.0 / torch.where(seen, values, 1.0), 0.0)
-    through = vectors.mT @ across
-    through = through.mT @ (back[..., None] * through)
+    inverse = _of_eigenvalues(torch.where(seen, 1.0 / torch.where(seen, values, 1.0), 0.0), vectors)
+    through = across.mT @ inverse @ across
     left, turned = torch.linalg.eigh(rest - through)
-    whole = torch.cat(
-        [
-            torch.cat(
-                [vectors @ (torch.where(seen, values, 0.0)[..., None] * vectors.mT), across], 2
-            ),
-            torch.cat(
-                [across.mT, through + turned @ (left.clamp(min=0.0)[..., None] * turned.mT)], 2
-            ),
-        ],
-        1,
-    )
+    inside = torch.cat([_of_eigenvalues(torch.where(seen, values, 0.0), vectors), across], 2)
+    beside = through + _of_eigenvalues(left.clamp(min=0.0), turned)
+    whole = torch.cat([inside, torch.cat([across.mT, beside], 2)], 1)
     shift = expected.slope + times(whole, mean)
     usable = expected.value.isfinite() & shift.isfinite().all(1)
     return Factor(
@@ -146,6 +134,10 @@ def _of_own(
         torch.where(usable[:, None], shift, factor.shift),
         factor.raised,
     )
+
+
+def _of_eigenvalues(values: Tensor, vectors: Tensor) -> Tensor:
+    return (vectors * values[:, None]) @ vectors.mT
 
 
 def _growth(

@@ -71,27 +71,25 @@ class ChainStarts:
     def about_mode(self, draws_z: Tensor) -> ChainStart:
         """Return a start about the mode, which is looked for from draws of z (S, K)."""
         shared, alone = self.joint.shared, self.alone(draws_z)
-        kinds = (0.0, APART) if self.joint.has_own else (0.0,)
-        modes = [self._heaviest(alone, draws_z, apart) for apart in kinds]
-        near = [self._spread(of_z, alone, mode) for mode, of_z in modes]
-        factors = [self._about(self.joint.z_of(z)) for z in near]
-        best = max(range(len(kinds)), key=lambda i: self._typical(factors[i], near[i]))
-        (mode, _), standard = modes[best], factors[best]
-        by_none = alone, mode, modes[best][1], near[best]
+        reached = [
+            self._reached(alone, draws_z, apart) for apart in (0.0, APART)[: 1 + self.joint.has_own]
+        ]
+        (mode, of_z, near), standard, _ = max(reached, key=lambda of: of[-1])
+        by_none = alone, mode, of_z, near
         # again, by factors about the mode by factors
         is_shared = torch.arange(len(mode)) < shared
         at = self._climbed(standard, torch.where(is_shared, mode, 0.0))
         of_z = self._whitening(standard, at[:shared])
-        near_z = self._spread(of_z, standard, at)
-        standard, at = self._about(self.joint.z_of(near_z)), torch.where(is_shared, at, 0.0)
+        near = self._spread(of_z, standard, at)
+        standard, at = self._about(self.joint.z_of(near)), torch.where(is_shared, at, 0.0)
         own = self._normal(len(at) - shared)
-        points = torch.cat([near_z[: self.joint.count], at[shared:] + own], 1)
+        points = torch.cat([near[: self.joint.count], at[shared:] + own], 1)
         if self._are_usable(standard, points, alone, mode):
             wide = self._spread(of_z._replace(tril=WIDE * of_z.tril), standard, at)
             points[1::2, :shared] = wide[1 : self.joint.count : 2]
         else:
-            standard, at, of_z, near_z = by_none
-            points = torch.cat([near_z[: self.joint.count], at[shared:] + NEAR * own], 1)
+            standard, at, of_z, near = by_none
+            points = torch.cat([near[: self.joint.count], at[shared:] + NEAR * own], 1)
         of_all = of_z._replace(loc=at, scale=torch.ones(len(at) - shared))
         return ChainStart(standard, points, of_all)
 
@@ -113,11 +111,16 @@ class ChainStarts:
         before = self.joint.at(here.view(-1, self.joint.size), old)[0]
         return bool(after.median() >= before.median() - NATS * self.joint.size - MORE)
 
-    def _typical(self, standard: Standard, x: Tensor) -> float:
-        """Return the log density about z's coordinates (S, K) where a standard is right."""
-        x = x[: self.joint.count]
+    def _reached(
+        self, alone: Standard, draws_z: Tensor, apart: float
+    ) -> tuple[tuple[Tensor, Whitening, Tensor], Standard, float]:
+        """Return the heaviest mode with points about it, factors there, and what density these points then have."""
+        mode, of_z = self._heaviest(alone, draws_z, apart)
+        near = self._spread(of_z, alone, mode)
+        standard, x = self._about(self.joint.z_of(near)), near[: self.joint.count]
         points = torch.cat([x, self._normal(self.joint.size - self.joint.shared)], 1)
-        return float(self.joint.at(points, standard)[0].nan_to_num(nan=-torch.inf).median())
+        typical = self.joint.at(points, standard)[0].nan_to_num(nan=-torch.inf).median()
+        return (mode, of_z, near), standard, float(typical)
 
     def alone(self, z: Tensor) -> Standard:
         """Return scales by the prior alone, about draws of z (S, K)."""
@@ -242,14 +245,14 @@ class ChainStarts:
         return there if rises and bool(there.isfinite().all()) else start
 
     def _narrowed(self, x: Tensor, standard: Standard, apart: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Return log densities (S,) with narrower e and gradients (S, K + N E), at points x."""
-        e = torch.where(torch.arange(x.shape[1]) < self.joint.shared, 0.0, x)
+        """Return log densities (S,) with narrower e and gradients (S, K + N E), at points x.
+
+        They are means over e moved `apart` sds both ways.
+        """
+        is_own = torch.arange(x.shape[1]) >= self.joint.shared
+        e = torch.where(is_own, x, 0.0)
         if apart:
-            move = (
-                apart
-                * self._normal(x.shape[1])[0]
-                * (torch.arange(x.shape[1]) >= self.joint.shared)
-            )
+            move = torch.where(is_own, apart * self._normal(x.shape[1])[0], 0.0)
             ends = [self.joint.at(x + end, standard) for end in (move, -move)]
             value, slope = (0.5 * (above + below) for above, below in zip(*ends, strict=True))
         else:
