@@ -34,5 +34,5 @@ def model(batch: Any) -> None:
         with batch.data():
             later = start[..., None] + move * step.cumsum(-1)
             level = torch.cat([start[..., None], later], -1)
-            whole = torch.cat([season, -season.sum(-1, keepdim=True)], -1)
+            whole = torch.cat([season, -season.sum(-1)[..., None]], -1)
             pyro.sample("y", dist.Normal(level + whole.repeat(6), noise).to_event(1), obs=batch.y)
