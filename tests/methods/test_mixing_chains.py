@@ -202,7 +202,7 @@ def test_coordinates_in_which_chains_mix_sooner_are_kept() -> None:
     # chains that have nearly mixed run on as they are
     nearly = _Chains(1.08, 1.01)
     where, drawn = until_mixed(nearly, (to(slower),), *nothing)
-    assert where is nearly and len(tried) == 2 and len(drawn.steps) == 120
+    assert where is nearly and len(tried) == 2 and len(drawn.steps) == 60 + 44  # 1.2 * 0.6 * 60
 
 
 def items(batch: ClientBatch) -> None:

@@ -192,9 +192,8 @@ class ChainStarts:
         self, standard: Standard, draws_z: Tensor, apart: float
     ) -> tuple[Tensor, Whitening]:
         """Return the mode (K + N E,) with the most mass, and the Normal of z by the curvature there."""
-        modes = [
-            self._climbed(standard, x, apart) for x in self._ascended(standard, draws_z, apart)
-        ]
+        highest = self._ascended(standard, draws_z, apart)[: 1 if apart else MODES]
+        modes = [self._climbed(standard, x, apart) for x in highest]
         about = [(x, self._whitening(standard, x[: self.joint.shared])) for x in modes]
         return max(about, key=lambda of: self._mass(standard, *of))
 

@@ -25,9 +25,10 @@ RENEWED = 120
 MIXED = 1.05  # split R-hat above which chains run on, twice as long
 STUCK, GAIN = 0.2, 0.8  # an excess of R-hat over 1 that has to fall by this factor for it
 SURE = 0.05  # Monte Carlo error of a scalar's sd, relative to it, above which they run on
+AGAIN = 1.2  # times the iterations that are said to be missing, which run
 # times the most iterations: chains that need more end unmixed, or with twice that error
 HOPELESS = 4.0
-NEARLY = 2.0  # times their iterations: chains that need no more run on as they are
+NEARLY = 2.0  # times what R-hat may exceed 1 by, up to which chains run on as they are
 CHEAP = 8.0  # seconds of counted work, up to which chains run on whatever R-hat does
 HELD = 0.25  # what effective draws are worth where a chain is held, which begins again
 DENSE = 100  # scalars that are whitened by a matrix in the program's own coordinates
@@ -109,9 +110,12 @@ def needed(drawn: Sampled) -> float:
 
     What R-hat is above 1 falls as 1/n, as does the square of a Monte Carlo error.
     """
-    of_squares, sd_error = drawn.spread
-    excess = (max(drawn.r_hat, of_squares) - 1.0) / (MIXED - 1.0)
-    return len(drawn.steps) * max(excess, (sd_error / SURE) ** 2)
+    return len(drawn.steps) * max(_excess(drawn), (drawn.spread[1] / SURE) ** 2)
+
+
+def _excess(drawn: Sampled) -> float:
+    """Return by how much R-hat, also of squares, exceeds 1, in what it may."""
+    return (max(drawn.r_hat, drawn.spread[0]) - 1.0) / (MIXED - 1.0)
 
 
 def is_mixed(drawn: Sampled) -> bool:
@@ -134,7 +138,7 @@ def until_mixed(
     here, before, held = first, math.inf, False
     drawn = first.sampled(start, whitening, WARM, LEAST, on_trial=first.joint.has_own)
     for coordinates in others:
-        new = None if needed(drawn) <= NEARLY * len(drawn.steps) else coordinates(here, drawn)
+        new = None if _excess(drawn) <= NEARLY else coordinates(here, drawn)
         if new is None:
             continue
         tried = new[0].sampled(*new[1:], WARM, LEAST, on_trial=True)
@@ -148,7 +152,7 @@ def until_mixed(
         # chains that hold are renewed
         again = math.isinf(excess) and not math.isinf(before)
         still = needed(drawn)
-        is_nearly_mixed = still <= NEARLY * done
+        is_nearly_mixed = _excess(drawn) <= NEARLY
         is_stuck = excess >= max(STUCK, GAIN * before) or still > HOPELESS * MOST
         if done > LEAST and is_stuck and not again and not here.is_cheap(drawn):
             break
@@ -156,7 +160,8 @@ def until_mixed(
         if (done < RENEWED and here is first and not is_nearly_mixed) or math.isinf(excess):
             at, to, old = thinned(drawn.draws, here.joint.count), min(2 * done, MOST), None
         else:
-            at, to, old = drawn.steps[-1], done, drawn
+            # as many as they are said to need, at most twice those there are
+            at, to, old = drawn.steps[-1], math.ceil(min(done, AGAIN * (still - done))), drawn
         warmup = WARM // 2 if old is None else 0
         drawn = here.sampled(at, drawn.whitening, warmup, to, old, still, were_held=held)
     return here, drawn
