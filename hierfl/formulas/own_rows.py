@@ -204,13 +204,18 @@ class Disclosed(NamedTuple):
         return made
 
     @property
+    def named_amounts(self) -> dict[str, Floats]:
+        """Those of more than two values, without responses that are counts."""
+        return {
+            name: values
+            for name, values in self.whole.items()
+            if not (_is_two_valued(values) or (name in self.labels and not (values % 1.0).any()))
+        }
+
+    @property
     def amounts(self) -> Floats:
-        """Those of more than two values, (n, p), without responses that are counts."""
-        made = [np.zeros((len(self.matrix), 0))]
-        for name, values in self.whole.items():
-            is_count = name in self.labels and not (values % 1.0).any()
-            made += [] if is_count or _is_two_valued(values) else [values[:, None]]
-        return np.hstack(made)
+        """Those of `named_amounts`, (n, p)."""
+        return np.stack([np.zeros(len(self.matrix)), *self.named_amounts.values()], axis=1)[:, 1:]
 
     @property
     def matrix(self) -> Floats:
@@ -285,8 +290,22 @@ def check_design(
     for name, rows in is_high.items():
         if any(_tells_in(amounts[of], least) for of in (rows, ~rows)):
             raise Implausible(FEW.format(f"a number beside one value of '{name}'", least))
+    _check_products(disclosed.named_amounts, least)
     _check_pairs(is_high, least_joint)
     return disclosed
+
+
+def _check_products(amounts: Mapping[str, Floats], least: int) -> None:
+    """Refuse two numbers where few rows have neither's most common value: X'X has their sum of products."""
+    least = min([least, *(len(values) // 4 + 1 for values in amounts.values())])
+    away: dict[str, Any] = {}
+    for name, values in amounts.items():
+        distinct, counts = np.unique(values, return_counts=True)
+        if counts.max() >= least:
+            away[name] = values != distinct[counts.argmax()]
+    for (name, rows), (other, others) in combinations(away.items(), 2):
+        if 0 < np.count_nonzero(rows & others) < least:
+            raise Implausible(FEW.format(f"the product of '{name}' and '{other}'", least))
 
 
 def _is_two_valued(values: Floats) -> bool:

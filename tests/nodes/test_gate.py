@@ -412,6 +412,28 @@ def test_no_sum_beside_a_level_or_group_is_of_few_rows(text: str) -> None:
         assert bool(why) == (few == 1), why
 
 
+@pytest.mark.parametrize(
+    "text", ["y ~ dose + pill", "y ~ log1p(dose) + scale(pill)", "dose ~ pill"]
+)
+def test_no_product_of_two_numbers_is_of_few_rows(text: str) -> None:
+    """X'X has the sum of the products of two numbers, most of which are 0."""
+    of = {k: rows(seed) for seed, k in enumerate(("north", "south"))}
+    rng, own = np.random.default_rng(5), of["north"]
+    for frame in of.values():
+        for name in ("dose", "pill"):
+            frame[name] = rng.gamma(2.0, 5.0, N).round(2)
+    ready = formula(text).on(of)
+    ready = replace(ready, schema=replace(ready.agreed, min_count=5))
+    own.loc[own.index[: N // 2], "dose"] = 0.0
+    for both in (5, 1):
+        own.loc[own.index[N // 2 + both :], "pill"] = 0.0
+        if both == 5:
+            check_design(ready, own, "north", 5)
+            continue
+        with pytest.raises(Implausible, match="the product of"):
+            check_design(ready, own, "north", 5)
+
+
 # formula -> whether its node may tell of a column of which one row has such a value among 200 others
 OUTLIERS: dict[str, dict[float, bool]] = {
     "y ~ x": {4.0: True, 21.37: True, 5000.0: False},
