@@ -204,18 +204,13 @@ class Disclosed(NamedTuple):
         return made
 
     @property
-    def named_amounts(self) -> dict[str, Floats]:
+    def amounts(self) -> dict[str, Floats]:
         """Those of more than two values, without responses that are counts."""
         return {
             name: values
             for name, values in self.whole.items()
             if not (_is_two_valued(values) or (name in self.labels and not (values % 1.0).any()))
         }
-
-    @property
-    def amounts(self) -> Floats:
-        """Those of `named_amounts`, (n, p)."""
-        return np.stack([np.zeros(len(self.matrix)), *self.named_amounts.values()], axis=1)[:, 1:]
 
     @property
     def matrix(self) -> Floats:
@@ -268,7 +263,8 @@ def check_design(
 
     X'X and X'y of a column that is the same in all but a few rows have those rows' values of all others:
     DataSHIELD's rule for `ds.glm`. So have those of x and of x + 1000 (age > 96), by their difference, and
-    the sum of a dose in the rows of a level, where all but one have none.
+    the sum of a dose in the rows of a level, where all but one have none, and the product of two numbers
+    that few rows have both of.
     Two columns of two values are refused where fewer than `least_joint` rows have a pair of these.
     Returns what the fit tells of otherwise.
     """
@@ -288,9 +284,9 @@ def check_design(
         raise Implausible(FEW.format("a combination of its columns", least))
     is_high = {name: of == of.max() for name, of in whole.items() if _is_two_valued(of)}
     for name, rows in is_high.items():
-        if any(_tells_in(amounts[of], least) for of in (rows, ~rows)):
+        if any(_tells_in(amounts, of, least) for of in (rows, ~rows)):
             raise Implausible(FEW.format(f"a number beside one value of '{name}'", least))
-    _check_products(disclosed.named_amounts, least)
+    _check_products(amounts, least)
     _check_pairs(is_high, least_joint)
     return disclosed
 
@@ -313,14 +309,16 @@ def _is_two_valued(values: Floats) -> bool:
     return bool(low < high and ((values == low) | (values == high)).all())
 
 
-def _tells_in(amounts: Floats, least: int) -> bool:
-    """Return whether the sum of an amount over some rows, (n, p), is of few: a few of a handful have most squares."""
-    least = min(least, len(amounts) // 4 + 1)
-    squares = (amounts - amounts.mean(0)) ** 2
-    uneven = np.flatnonzero(
-        squares.max(0) > squares.sum(0) / (2 * least)
-    )  # no other row is isolated
-    return any(len(isolated(amounts[:, [k]], least, EXACT)) for k in uneven)
+def _tells_in(amounts: Mapping[str, Floats], rows: Any, least: int) -> bool:
+    """Return whether the sum of an amount over some rows is of few: a few of a handful have most squares."""
+    for values in amounts.values():
+        own = values[rows]
+        least = min(least, len(own) // 4 + 1)
+        squares = (own - own.mean()) ** 2
+        is_uneven = squares.max() > squares.sum() / (2 * least)  # else no row is isolated
+        if is_uneven and len(isolated(own[:, None], least, EXACT)):
+            return True
+    return False
 
 
 def _of_bars(
@@ -363,7 +361,7 @@ def groups_of_few(formula: Any, frames: Any, least: int) -> str:
         for at in np.split(np.argsort(codes, kind="stable"), ends):
             own, differs = matrix[at], np.ptp(matrix[at], axis=0).any()
             few = len(own) < least or (differs and len(isolated(own, least, EXACT)))
-            if few or _tells_in(amounts[at], least):
+            if few or _tells_in(amounts, at, least):
                 return (
                     f"the method sends sums of each group of '{term.group.name}', and fewer than {least} "
                     "rows determine some (min_count): fit with disclose='sums', merge groups, or let the "

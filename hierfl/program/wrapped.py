@@ -149,7 +149,7 @@ class _Floats(Messenger):
 
 
 class _Factors(Messenger):
-    """Turns some observed sites into factors: which of the fields they observe is unknown, nobody can say."""
+    """Turns observed sites into factors, of whose several fields a prediction could not say which is unknown."""
 
     def __init__(self, sites: frozenset[str]) -> None:
         super().__init__()

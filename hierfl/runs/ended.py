@@ -224,7 +224,8 @@ class Fallback:
     def _can_fit_all(self) -> bool:
         """Whether most clients have as many scalars as numbers observed, none by a linear predictor."""
         program, data = self.federation.program, self.federation.data
-        line, size = seen_in(program).score.line, seen_in(program).hierarchy.reading.own_size
+        hierarchy, score, _ = seen_in(program)
+        line, size = score.line, hierarchy.reading.own_size
         if len(line.inside) or not bool((line.rest >= size).any()):
             return False
         labels = [data.fields[name] for name in program.labels.values() if name in data.fields]
