@@ -124,4 +124,4 @@ def test_chains_find_the_scale_of_steps_that_rows_decide() -> None:
     mean, sd = exact_steps(data)
     assert abs(steps.mean() - mean) < 0.1 * sd
     assert 0.9 < steps.std() / sd < 1.1
-    assert not str(fit.summary().verdict).startswith("Not trustworthy")
+    assert str(fit.summary().verdict).startswith("Trustworthy")
