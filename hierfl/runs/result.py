@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hierfl.posterior import eliminated
     from hierfl.posterior.draws import get_samples as samples_of_fit
     from hierfl.report.page import report as report_of_fit
-    from hierfl.runs import living, updating
+    from hierfl.runs import living
 
 # Methods that few fits need -> the module of the function.
 OF_FEW = {
@@ -43,7 +43,6 @@ OF_FEW = {
     "without": "hierfl.runs.living",
     "updated": "hierfl.runs.joining",
     "report": "hierfl.report.page",
-    "update": "hierfl.runs.updating",
 }
 
 
@@ -105,7 +104,6 @@ class Fit(Snapshot):
         get_samples = samples_of_fit
         without = living.without
         updated = joining.updated
-        update = updating.update
         report = report_of_fit
         effects = conditional_effects.effects
         predictions = comparisons.predictions
