@@ -10,9 +10,9 @@ import pandas as pd
 
 from hierfl.formulas.declaration import LINKS, Declaration, Group, covariate_family, response_of
 from hierfl.formulas.design import Design, Matrix, designs_of
-from hierfl.formulas.expressions import Factor
+from hierfl.formulas.expressions import DesignTerm, Factor
 from hierfl.formulas.schema import Schema
-from hierfl.formulas.smooths import entries_of, lengths_of
+from hierfl.formulas.smooths import entries_of
 from hierfl.formulas.writer import CENTERED, INTERCEPT, NO_NAME, THRESHOLDS, unique, unique_names
 from hierfl.models.families import Response
 
@@ -70,10 +70,16 @@ class GroupTerm:
         return f"L_{self.site}"
 
     @property
+    def lengths(self) -> dict[str, DesignTerm]:
+        """The site of the length scale of each `gp`, and its term."""
+        curves = [term for term in self.design.terms if term.smooth and term.smooth.kind == "gp"]
+        return {f"lscale_{self.site}_{term.name}": term for term in curves}
+
+    @property
     def sites(self) -> tuple[str, ...]:
         """All its sites."""
         kinds = ("z", "rho") if self.group.kind else ()
-        sites = (self.site, self.sd, *(f"{kind}_{self.site}" for kind in kinds), *lengths_of(self))
+        sites = (self.site, self.sd, *(f"{kind}_{self.site}" for kind in kinds), *self.lengths)
         if self.cor is None:
             return sites
         moved = (f"{self.sd}{CENTERED}", f"{self.cholesky}{CENTERED}")
