@@ -130,7 +130,8 @@ def node(
             raise Refused("the model has no place for codes that were agreed on") from error
         allowed.check_client(federation.client, rows)  # a preview takes steps
         run, key = run_name(method, agreement, seed), Ledger.at(root).key
-        reads = sorted((program.reads.model | program.reads.guide) & rows.fields.keys())
+        every = program.reads.model | program.reads.guide | {federation.client.sums_by}
+        reads = sorted(every & rows.fields.keys())
         behind = rows_of_data(rows, reads or list(rows.fields), key)
         if frames is not None:
             from hierfl.formulas.own_rows import groups_of_few  # pandas

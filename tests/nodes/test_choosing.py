@@ -16,6 +16,7 @@ from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import run_name
 from hierfl.program.recipes import describe
 from hierfl.runs.choice import choose
+from hierfl.summaries.row_noise import RowNoise
 from tests.programs import federation, logistic, regression
 
 NORMAL = models.likelihood.normal(1.0)
@@ -85,6 +86,8 @@ def test_a_node_makes_methods_of_its_own_model_alone() -> None:
         3,
         {"made_by": "os.system", "with": {"command": "true"}},
         {"named": "print"},
+        # whose secret gives its noise away, and whose norm tells the longest row from the others
+        describe(methods.two_stage(regression, row_noise=RowNoise(1e9, 0.1, 2.0, secret=0))),
     ):
         with pytest.raises(Refused, match="cannot be made here"):
             FitCall(regression).made_by(wrong)
