@@ -111,10 +111,12 @@ def node(
     seed: int = 0,
     policy: str | Path | None = None,
     frames: Any = None,
+    brought: bool = False,
 ) -> Node:
     """Set up a node for a run, from what all agreed on.
 
-    `folder` is private, and `policy` a file, by default one in it; a formula has read `frames`.
+    `folder` is private, and `policy` a file, by default one in it; a formula has read `frames`. A
+    method that a server has `brought` reads no field that the owner's model does not.
     """
     root = Path(folder)
     allowed = policy_at(policy, root, own=method)
@@ -130,8 +132,11 @@ def node(
             raise Refused("the model has no place for codes that were agreed on") from error
         allowed.check_client(federation.client, rows)  # a preview takes steps
         run, key = run_name(method, agreement, seed), Ledger.at(root).key
-        every = program.reads.model | program.reads.guide | {federation.client.sums_by}
-        reads = sorted(every & rows.fields.keys())
+        beside = program.reads.guide | {*filter(None, [federation.client.sums_by])}
+        if others := sorted(beside - program.reads.model if brought else ()):
+            what = f"the server's method reads field '{others[0][:80]}'"
+            raise Refused(f"{what}, which the node's model does not: its owner may name the method")
+        reads = sorted((program.reads.model | beside) & rows.fields.keys())
         behind = rows_of_data(rows, reads or list(rows.fields), key)
         if frames is not None:
             from hierfl.formulas.own_rows import groups_of_few  # pandas
