@@ -194,6 +194,9 @@ def _factory(name: str, form: str, place: str) -> Any:
         factory = find(name)
     is_family = isinstance(factory, Family)
     _require(form != "family" or is_family, f"{_short(name)} is not a guide family: {_fix(place)}")
+    is_guide = place != "guide" or not name.startswith("hierfl.models.")
+    # what it observed would be a likelihood of the recipe's choice
+    _require(is_guide, f"{_short(name)} is a model, not a guide: {_fix(place)}")
     makes = getattr(factory, "__recorded__", False) is True
     if isinstance(factory, type):
         makes = is_dataclass(factory) or issubclass(factory, torch.distributions.Distribution)

@@ -117,22 +117,22 @@ def test_no_option_of_a_method_brings_another_model() -> None:
     assert taken > 300
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("of", ["validation rows", "a guide"])
-def test_a_servers_method_reads_no_field_that_the_model_does_not(of: str, tmp_path: Path) -> None:
-    net = models.network(linear(), likelihood=NORMAL)
-    own: Any = net if of == "validation rows" else models.regression("gaussian", centered=True)
+def test_a_servers_method_reads_no_field_that_the_model_does_not(tmp_path: Path) -> None:
+    own = models.network(linear(), likelihood=NORMAL)
     part = federation((12,)).with_fields(secret=(torch.arange(12) > 5).double())
-    guide: Any = models.regression("gaussian", y="secret", centered=True)
-    method = (
-        methods.fedfomo(own, validation="secret", batch_size=None)
-        if of == "validation rows"
-        else methods.fedsvi(own, guide=guide)
-    )
+    method = methods.fedfomo(own, validation="secret", batch_size=None)
     agreed = {"agreement": asdict(between(part)), "method": describe(method), "seed": 0}
     node = station(own, part, tmp_path)
     with pytest.raises(Refused, match="reads field 'secret', which the node's model does not"):
         node.reply("agree", json.dumps(agreed).encode())
+    made = station(method, part, tmp_path / "own")  # the owner has named the method
+    assert made.reply("agree", json.dumps(agreed).encode())
+
+
+def test_a_servers_guide_is_no_likelihood_of_its_choice() -> None:
+    own, guide = (models.regression(of, centered=True) for of in ("gaussian", "student"))
+    with pytest.raises(Refused, match="is a model, not a guide"):
+        FitCall(own).made_by(describe(methods.fedsvi(own, guide=guide)))
 
 
 def test_rounds_of_a_chosen_method() -> None:
