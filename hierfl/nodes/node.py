@@ -115,8 +115,7 @@ def node(
 ) -> Node:
     """Set up a node for a run, from what all agreed on.
 
-    `folder` is private, and `policy` a file, by default one in it; a formula has read `frames`. A
-    method that a server has `brought` reads no field that the owner's model does not.
+    `folder` is private; `policy` a file, by default in it; a formula has read `frames`; a server `brought` the method.
     """
     root = Path(folder)
     allowed = policy_at(policy, root, own=method)
