@@ -274,13 +274,13 @@ def test_no_validation_rows_of_the_servers_choice_are_few(tmp_path: Path) -> Non
     few, some = torch.zeros(30), torch.zeros(30)
     few[7], some[:9] = 1.0, 1.0
     part = part.with_fields(few=few, some=some, many=torch.arange(30.0))
-    made, whole = partial(methods.fedfomo, shared(), models=1), {"batch_size": None}
+    made: Any = partial(methods.fedfomo, shared(), models=1, batch_size=None)
     for field in ("few", "many"):
         with pytest.raises(Forbidden, match=f"sums of each code of field '{field}', and fewer"):
-            lone(made(validation=field, **whole), part, tmp_path / field)
+            lone(made(validation=field), part, tmp_path / field)
     with pytest.raises(Forbidden, match="a mini-batch holds 1 of the client's 30 rows"):
         lone(made(validation="some", batch_size=6), part, tmp_path / "part")
-    one = lone(made(validation="some", **whole), part, tmp_path / "some")
+    one = lone(made(validation="some"), part, tmp_path / "some")
     assert {"some", "y"} <= {*one.behind.every}  # who is a validation row is compared, too
 
 
