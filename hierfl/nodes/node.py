@@ -298,8 +298,9 @@ def _stays(node: Node, kind: str, of_own_rows: bool, policy: Policy) -> str:
         return "missing values of rows stay at their node"
     if kind not in policy.may_leave:
         return f"the node's policy lets no {kind} leave: may_leave lacks '{kind}'"
-    if of_own_rows and kind == "predictions" and "rows" not in policy.may_leave:
-        return "the node's policy lets no rows leave (may_leave), and predictions have a number for each of its rows"
+    is_of_rows = (of_own_rows and kind == "predictions") or node.federation.client.keeps_rows
+    if is_of_rows and "rows" not in policy.may_leave:
+        return f"the node's policy lets no rows leave (may_leave), and these {kind} tell of single rows"
     if node.federation.data.num_rows < policy.min_count:
         return f"the client has fewer rows than the {policy.min_count} on which an answer must rest (min_count)"
     if of_own_rows and (policy.budget or node.federation.client.row_noise):
