@@ -133,8 +133,8 @@ def node(
         run, key = run_name(method, agreement, seed), Ledger.at(root).key
         beside = program.reads.guide | {*filter(None, [federation.client.sums_by])}
         if others := sorted(beside - program.reads.model if brought else ()):
-            what = f"the server's method reads field '{others[0][:80]}'"
-            raise Refused(f"{what}, which the node's model does not: its owner may name the method")
+            what = f"the server's method reads field '{others[0][:80]}', which the node's model"
+            raise Refused(f"{what} does not: leave it out (fields=, validation=)")
         reads = sorted((program.reads.model | beside) & rows.fields.keys())
         behind = rows_of_data(rows, reads or list(rows.fields), key)
         if frames is not None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import ClientData, Settings, methods, models
+from hierfl import ClientData, Settings, guides, methods, models
 from hierfl.engine.federation import Disclose
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.choosing import FitCall, decided
@@ -117,10 +117,16 @@ def test_no_option_of_a_method_brings_another_model() -> None:
     assert taken > 300
 
 
-def test_a_servers_method_reads_no_field_that_the_model_does_not(tmp_path: Path) -> None:
-    own = models.network(linear(), likelihood=NORMAL)
+@pytest.mark.parametrize("option", ["validation", "fields"])
+def test_a_servers_method_reads_no_field_that_the_model_does_not(
+    option: str, tmp_path: Path
+) -> None:
+    own: Any = models.network(linear(), likelihood=NORMAL)
     part = federation((12,)).with_fields(secret=(torch.arange(12) > 5).double())
     method = methods.fedfomo(own, validation="secret", batch_size=None)
+    if option == "fields":
+        own = regression
+        method = methods.fedsvi(own, guide=guides.amortized(fields=("secret",)))
     agreed = {"agreement": asdict(between(part)), "method": describe(method), "seed": 0}
     node = station(own, part, tmp_path)
     with pytest.raises(Refused, match="reads field 'secret', which the node's model does not"):

@@ -16,6 +16,7 @@ from benchmarks.attacks.lying_nodes import LIAR, NAMES
 from hierfl.core.trees import named_leaves
 from hierfl.nodes import Answer, FitOverNodes, Reached, gathering
 from hierfl.nodes.messages import from_bytes, to_bytes
+from hierfl.nodes.run import without_rows
 from hierfl.nodes.stations import station
 from hierfl.nodes.updates import WHY
 from tests.nodes.lies import JSON_LIES, PLAUSIBLE, first_as, lies_of, places, replaced
@@ -183,10 +184,9 @@ def test_a_server_that_fails_with_one_that_joins_goes_on_with_the_others(
     joining: Callable[[str], Joining], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An update that no check refuses may still be one with which no posterior can be computed."""
-    whole = gathering.without_rows
 
     def failing(*how: Any) -> Any:
-        everyone, *others = whole(*how)
+        everyone, *others = without_rows(*how)
 
         def update(state: Any, means: Any, clock: Any) -> Any:
             if clock.clients == len(NAMES):
