@@ -19,12 +19,11 @@ from hierfl.core.importance_sampling import normal_points
 from hierfl.core.process import double_precision
 from hierfl.data.batch import ClientBatch, in_double
 from hierfl.guides.global_sites import Drawn, Shared, emit
-from hierfl.laplace.mode import client_density
+from hierfl.laplace.mode import LogDensity, client_density, climb, curvature
 from hierfl.laplace.trials import first_row
 from hierfl.program.sites import Latents, Model, Values, family
 from hierfl.summaries.conditional import Proposal, normal_of, point
 from hierfl.summaries.exact import Spread
-from hierfl.summaries.growth import Growth
 from hierfl.summaries.hierarchy import Factors, Hierarchy, given
 from hierfl.summaries.own_scale import drawn as exactly
 from hierfl.summaries.quartic import Quartic
@@ -35,6 +34,8 @@ MOST_MIXING, MIXING_NODES, FARTHEST, MIXING_POINTS = 4, 24, 6.0, 64
 MORE = 4  # times as many candidates where some local scalars are not Normal
 # Scale of the candidates of D scalars, in those of the prior times the factor: 1 + WIDER / sqrt(D).
 WIDER = 0.5
+# Newton steps to where D local scalars are likeliest given the global ones: each takes 1 + D passes
+MOST_STEPS, PASSES = 4, 12
 NEAR = 2.0**-10  # of the start, where densities are finite
 OWN_PARAM = "_factor"  # first part of the names of the local params
 
@@ -65,7 +66,7 @@ class FromFactor:
         self.hierarchy: Hierarchy | None = None
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.spread: Spread | None = None
-        self.with_prior = False
+        self.with_prior, self.located = False, False
 
     def __call__(self, batch: ClientBatch) -> None:
         """Draw all sites of the clients of a batch."""
@@ -197,7 +198,11 @@ class FromFactor:
         sides = torch.arange(count) * (3 if with_prior else 2) // count
         density = client_density(self.model, self.latents.local_block, drawn.values, batch)
         with poutine.block(hide_types=["sample", "observe"]):  # evaluations, not its own sites
-            where = hierarchy, drawn.vector, own, batch
+            factor = _factor_at(hierarchy, own, drawn.vector)
+            if self.located:
+                own = {name: v for name, v in own.items() if not name.startswith("wide")}
+                factor = _located(density, hierarchy, drawn.vector, factor, first_row(batch))
+            where = hierarchy, drawn.vector, factor, own, batch
             of_noise = partial(candidate, *where, with_prior=with_prior)
             candidates: Candidate = torch.vmap(of_noise)(e, sides)
             if count == 1:
@@ -233,14 +238,35 @@ def _factor_at(hierarchy: Hierarchy, own: dict[str, Tensor], z: Tensor) -> tuple
     return power * here.precision, power * here.shift
 
 
-def _grown(own: dict[str, Tensor], wide: tuple[Tensor, Tensor], u: Tensor) -> tuple[Tensor, Tensor]:
-    """Return wide factors of w alone, (C, V, V) and (C, V), at u (U,)."""
-    growth = Growth(*(own[f"wide_{name}"] for name in Growth._fields))
-    size = growth.center.shape[1]
-    inside, across = wide[0][:, :size].tensor_split([size], 2)
-    precision, shift = growth.of(inside, across, wide[1][:, :size], u)
-    more = len(u)
-    return pad(precision, (0, more, 0, more)), pad(shift, (0, more))
+def _located(
+    density: LogDensity,
+    hierarchy: Hierarchy,
+    z: Tensor,
+    factor: tuple[Tensor, Tensor],
+    row: ClientBatch,
+) -> tuple[Tensor, Tensor]:
+    """Return factors (C, V, V) and (C, V) of w alone by the curvature of log joints where w is likeliest given z.
+
+    Newton steps start where `factor` has it.
+    """
+    normal = hierarchy.local(z, row)
+    size, more = normal.mean.shape[-1], factor[1].shape[-1] - normal.mean.shape[-1]
+
+    def of_w(w: Tensor) -> Tensor:
+        return density(hierarchy.local_vectors(w[:, 0], z)[:, None])
+
+    start = normal_of(given(hierarchy, normal, z, *factor), 1.0)[1][:, None]
+    steps = max(1, min(MOST_STEPS, PASSES // (1 + size)))
+    w = climb(of_w, start, steps=steps)
+    slope, minus_hessian = curvature(of_w, w)
+    precision = minus_hessian[:, 0]
+    of_rows = precision - normal.precision
+    shift = times(precision, w[:, 0]) + slope[:, 0] - times(normal.precision, normal.mean)
+    peaked = torch.linalg.cholesky_ex(precision).info == 0
+    usable = (peaked & shift.isfinite().all(1))[:, None]
+    whole = pad(of_rows, (0, more, 0, more)), pad(shift, (0, more))
+    located = torch.where(usable[..., None], whole[0], factor[0])
+    return located, torch.where(usable, whole[1], factor[1])
 
 
 def _mixing_normals(size: int) -> tuple[Tensor, Tensor]:
@@ -271,6 +297,7 @@ class Candidate(NamedTuple):
 def candidate(
     hierarchy: Hierarchy,
     z: Tensor,
+    factor: tuple[Tensor, Tensor],
     own: dict[str, Tensor],
     batch: ClientBatch,
     e: Tensor,
@@ -278,15 +305,12 @@ def candidate(
     *,
     with_prior: bool = False,
 ) -> Candidate:
-    """Return the candidate of normals e (C, M + Dn), of a `side` () as of `conditional.point`."""
+    """Return the candidate by a factor and normals e (C, M + Dn), of a `side` () as of `conditional.point`."""
     row = first_row(batch)
     proposals = Proposal(own["loc"], own["tril"]) if hierarchy.mixing is not None else None
     exact = hierarchy.spread is not None
-    factor = _factor_at(hierarchy, own, z)
     wider = 1.0 if exact else 1.0 + WIDER / max(1, e.shape[-1]) ** 0.5
     wide = (own["wide_precision"], own["wide_shift"]) if "wide_shift" in own else None
-    if wide is not None and "wide_rates" in own:
-        wide = _grown(own, wide, z[hierarchy.reading.shared])
     how: dict[str, Any] = {"wide": wide, "wider": wider, "with_prior": with_prior}
     at, log_weight = point(hierarchy, z, row, factor, proposals, e, side, **how)
     u, size, (precision, shift) = z[hierarchy.reading.shared], at.shape[1], factor
@@ -313,19 +337,12 @@ from_factor.build.has_global_sites = True  # type: ignore[attr-defined]
 
 
 def own_shapes(
-    size: int, mixing: int, sums: tuple[str, ...] = (), *, wide: bool = False, read: int = 0
+    size: int, mixing: int, sums: tuple[str, ...] = (), *, wide: bool = False
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a client's factor, V = `size`, of its proposals, M = `mixing`, and of sums.
-
-    `read` is U where the curvature of its wide factor may grow with u.
-    """
+    """Return the shapes of a client's factor, V = `size`, of its proposals, M = `mixing`, and of sums."""
     shapes: dict[str, tuple[int, ...]] = {"precision": (size, size), "shift": (size,)}
     if wide:
         shapes |= {f"wide_{name}": shape for name, shape in shapes.items()}
-    if read:
-        own = size - read
-        shapes |= {"wide_center": (own,), "wide_slope": (own,), "wide_origin": (read,)}
-        shapes |= {"wide_drift": (own, read), "wide_rates": (own, read)}
     if mixing:
         shapes |= {"loc": (2, mixing), "tril": (2, mixing, mixing)}
     return shapes | dict.fromkeys(sums, ())

@@ -94,7 +94,6 @@ def groups() -> list[Group]:
                     "hierfl.report.page.report",
                     "hierfl.runs.saved.save",
                     "hierfl.runs.joining.personalize",
-                    "hierfl.runs.updating.update",
                     "hierfl.runs.living.without",
                     "hierfl.runs.joining.updated",
                     "hierfl.posterior.eliminated.infer_discrete",

@@ -51,7 +51,12 @@ def table(study: Study, scores: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFra
             for label in labels
         ]
         _put_published(shown, study, column, values)
-    return _with_costs(shown, costs) if study.costs else shown
+    means = costs[~costs["diverged"]].groupby("method").mean(numeric_only=True)
+    for name, (heading, form) in SHOWN_COSTS.items() if study.costs else ():
+        if name in means and means[name].notna().any():
+            own = means[name].reindex(shown.index)
+            shown[heading] = ["" if np.isnan(value) else form.format(value) for value in own]
+    return shown
 
 
 def _put_published(
@@ -72,15 +77,6 @@ def _put_published(
         "" if value is None or np.isnan(mean) else f"{mean - value:+.2f}"
         for value, mean in zip(papers, means, strict=True)
     ]
-
-
-def _with_costs(shown: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFrame:
-    means = costs[~costs["diverged"]].groupby("method").mean(numeric_only=True)
-    for name, (heading, form) in SHOWN_COSTS.items():
-        if name in means and means[name].notna().any():
-            own = means[name].reindex(shown.index)
-            shown[heading] = ["" if np.isnan(value) else form.format(value) for value in own]
-    return shown
 
 
 def _mean(values: pd.DataFrame, label: str) -> float:

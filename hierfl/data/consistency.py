@@ -35,15 +35,8 @@ class NoColumn(RowsFault, NoSuchName):
     """Rows that lack a column."""
 
 
-def check_client_names(names: Sequence[str]) -> None:
-    """Refuse names that are missing, cannot be written, occur twice, or look like another."""
-    if other := [name for name in names if not isinstance(name, str)]:
-        raise TypeError(f"a client is named {other[0]!r}: names must be strings")
-    if fault := next(_faults_of_names(names), ""):
-        raise ValueError(fault)
-
-
 def _faults_of_names(names: Sequence[str]) -> Iterator[str]:
+    """Yield names that are missing, cannot be written, occur twice, or look like another."""
     if not names:
         yield "there are no clients: give at least one row of one client"
     different, joined = set(names), "".join(names)
@@ -104,8 +97,9 @@ def check_consistent(
     """Refuse parts of a `ClientData` that do not fit together, with the errors it documents."""
     if not fields:
         raise ValueError("there are no fields: name at least one, such as x=... or y=...")
-    check_client_names(names)
-    if fault := _fault_of_offsets(offsets, names):
+    if other := [name for name in names if not isinstance(name, str)]:
+        raise TypeError(f"a client is named {other[0]!r}: names must be strings")
+    if fault := next(_faults_of_names(names), "") or _fault_of_offsets(offsets, names):
         raise ValueError(fault)
     every = {**fields, **client_fields}
     for name, values in every.items():

@@ -24,14 +24,6 @@ class SortedRows(NamedTuple):
     names: tuple[str, ...]
 
 
-class JoinedClients(NamedTuple):
-    """The rows of separate clients: each row's client (n,), the names, and fields (n, ...)."""
-
-    client_id: NDArray[np.int64]
-    names: list[str]
-    fields: dict[str, Tensor]
-
-
 def sort_by_client(
     client_id: Array, names: Sequence[str] | None, fields: Mapping[str, Array]
 ) -> SortedRows:
@@ -70,8 +62,8 @@ def _names_of(ids: NDArray[Any], names: Sequence[str]) -> tuple[str, ...]:
 
 def join_clients(
     clients: Mapping[str, Mapping[str, Array]] | Sequence[Mapping[str, Array]],
-) -> JoinedClients:
-    """Join the arrays of separate clients, field by field; without names they are "0", "1", ..."""
+) -> tuple[NDArray[np.int64], list[str], dict[str, Tensor]]:
+    """Return each row's client (n,), the names, and fields (n, ...); without names they are "0", "1", ..."""
     by_name = _by_name(clients)
     tensors = {
         client: {name: as_tensor(values, f"{client}.{name}") for name, values in own.items()}
@@ -82,11 +74,8 @@ def join_clients(
         if fault := next(_faults_of_client(own, first), ""):
             raise ValueError(f"client '{client}'{fault}")
     counts = [len(next(iter(own.values()))) for own in tensors.values()]
-    return JoinedClients(
-        fields={name: torch.cat([own[name] for own in tensors.values()]) for name in first},
-        client_id=np.repeat(np.arange(len(tensors)), counts),
-        names=list(tensors),
-    )
+    fields = {name: torch.cat([own[name] for own in tensors.values()]) for name in first}
+    return np.repeat(np.arange(len(tensors)), counts), list(tensors), fields
 
 
 def _by_name(clients: Any) -> dict[str, Mapping[str, Array]]:

@@ -11,7 +11,6 @@ from hierfl.core.arguments import shown
 from hierfl.core.process import one_at_a_time
 from hierfl.core.tables import Shown, printed
 from hierfl.diagnostics.calibration import calibration_error, confidence, interval_coverage
-from hierfl.diagnostics.pac_bayes import PacBayes
 from hierfl.posterior.prediction import Prediction, expect_prediction
 
 HIGHER_IS_BETTER = {"log_score": True, "accuracy": True}
@@ -144,12 +143,10 @@ class Gap:
             also `new_clients` and `participation`, the loss from participating clients to new ones
             (Yuan, Morningstar, Ning and Singhal 2022; FedVI, Fig. 5).
         clients: one row per fitted client: its scores on training rows minus those on held-out rows.
-        pac_bayes: the terms of the bound, if they were given.
     """
 
     scores: pd.DataFrame
     clients: pd.DataFrame
-    pac_bayes: PacBayes | None = None
 
     def __tables__(self) -> Shown:
         words = f"{len(self.clients)} clients; gaps by client are in .clients."
@@ -158,11 +155,7 @@ class Gap:
 
 @one_at_a_time
 def generalization_gap(
-    train: Prediction,
-    held_out: Prediction,
-    *,
-    new_clients: Prediction | None = None,
-    terms: PacBayes | None = None,
+    train: Prediction, held_out: Prediction, *, new_clients: Prediction | None = None
 ) -> Gap:
     """Compare predictions of training rows, held-out rows and new clients.
 
@@ -170,7 +163,6 @@ def generalization_gap(
         train: of labeled training rows.
         held_out: of other labeled rows of the same clients.
         new_clients: of labeled rows of other clients.
-        terms: from `hierfl.diagnostics.pac_bayes`, kept in the result.
 
     Raises:
         TypeError: an argument is not a prediction.
@@ -198,4 +190,4 @@ def generalization_gap(
     if new_clients is not None:
         scores["participation"] = sign * (scores["held_out"] - scores["new_clients"])
     own = tables["train"].loc[tables["held_out"].index, names]
-    return Gap(scores, (own - tables["held_out"][names]) * sign, terms)
+    return Gap(scores, (own - tables["held_out"][names]) * sign)

@@ -82,6 +82,6 @@ def compare_models(fits: Mapping[str, Snapshot], *, draws: int = 2000, seed: int
         compare(by_client, "client"),
         None if by_row is None else compare(by_row, "row"),
         clients.assign(k_hat=k_hats.max(axis=1)),
-        {name: of.arviz.arviz for name, of in by_client.items()},
-        None if by_row is None else {name: of.arviz.arviz for name, of in by_row.items()},
+        {name: of.arviz for name, of in by_client.items()},
+        None if by_row is None else {name: of.arviz for name, of in by_row.items()},
     )

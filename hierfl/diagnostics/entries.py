@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hierfl.core.draw_quality import TAILS as TAILS_AT
 from hierfl.core.draw_quality import DrawQuality, distinct_of, quality_of
@@ -56,22 +55,19 @@ class Entries:
 
     def too_few(self) -> str | None:
         """Return which draws are too few for a standard deviation, and the fix; None if none are."""
-        worst, name = self._extreme(-self.quality.effective)
+        least = int(self.quality.effective.argmin())
+        effective = float(self.quality.effective[least])
         if self.distinct < LEAST_EFFECTIVE:
             return (
                 f"only {self.distinct} of the draws differ: they have collapsed, and say nothing about "
                 "the spread. Tighten the priors, or compare with NUTS, diagnostics.against_nuts(fit)."
             )
-        if -worst < LEAST_EFFECTIVE:
+        if effective < LEAST_EFFECTIVE:
             return (
-                f"{-worst:.0f} draws are effective for {name}, too few for a standard deviation. "
-                f"Take more draws, {MORE_DRAWS}."
+                f"{effective:.0f} draws are effective for {self.names[least]}, too few for a standard "
+                f"deviation. Take more draws, {MORE_DRAWS}."
             )
         return None
-
-    def _extreme(self, of: Tensor) -> tuple[float, str]:
-        at = int(of.argmax())
-        return float(of[at]), self.names[at]
 
     def _errors(self) -> str:
         """Return the Monte Carlo errors of the entry whose tails rest on the fewest draws, in words."""

@@ -7,7 +7,6 @@ import pandas as pd
 from hierfl.core.intervals import PROB, percent, tails
 from hierfl.formulas.formula import Formula
 from hierfl.formulas.layout import GroupTerm, Layout
-from hierfl.formulas.smooths import lengths_of
 from hierfl.formulas.writer import CENTERED, INTERCEPT, THRESHOLDS
 
 # Column of the summary's frame -> as brms calls it, with the ends of a 90% interval.
@@ -47,7 +46,7 @@ def formula_tables(
         tables.append(
             (f"Group level, {_groups(formula, term, len(clients))}", _spread(frame, term))
         )
-    others = {*common, *(name for term in groups for name in _sites_of(term))}
+    others = {*common, *(site for term in groups for site in term.sites)}
     left = [name for name in dict.fromkeys(frame["site"]) if name not in others]
     tables.append((f"Family, {formula.family.name}", _table(frame, left)))
     for term in groups:
@@ -65,11 +64,7 @@ def formula_tables(
 
 def _common_sites(layout: Layout) -> list[str]:
     """Return the sites of the common terms."""
-    found = []
-    for term in layout.common.terms:
-        found += [f"b_{term.name}", f"simplex_{term.name}"] if term.monotone else []
-        found += [] if term.smooth else [term.name]
-    return found
+    return [site for term in layout.common.terms if not term.smooth for site in term.sites]
 
 
 def _named_inside(formula: Formula, term: GroupTerm, frame: pd.DataFrame) -> pd.DataFrame:
@@ -82,12 +77,6 @@ def _named_inside(formula: Formula, term: GroupTerm, frame: pd.DataFrame) -> pd.
     ]
     named = pd.Series(of, some.index, dtype=object)
     return some.assign(entry=named + parts[1] + parts[2])[named.notna()]
-
-
-def _sites_of(term: GroupTerm) -> tuple[str, ...]:
-    more = [f"{kind}_{term.site}" for kind in ("z", "rho")] if term.group.kind else []
-    more += [f"{site}{CENTERED}" for site in (term.sd, term.cholesky)]  # in the frame alone
-    return (term.site, term.sd, term.cor or "", term.cholesky, *lengths_of(term), *more)
 
 
 def _groups(formula: Formula, term: GroupTerm, clients: int) -> str:

@@ -29,7 +29,7 @@ from hierfl.core.tables import Shown, printed
 from hierfl.core.user_warnings import warn
 from hierfl.diagnostics.evidence import LeftOut, estimated, scored_clients, scored_rows
 from hierfl.posterior.arviz_groups import rows_in_order
-from hierfl.posterior.arviz_io import Elpd, compared, elpd_of
+from hierfl.posterior.arviz_io import compared, elpd_of
 from hierfl.posterior.corrected import LEAST_PROPOSALS
 from hierfl.posterior.labels import observed
 from hierfl.posterior.snapshot import Snapshot, expect_fit, lacks_rows, learned_params
@@ -60,7 +60,7 @@ class Loo:
     se: float
     p: float
     table: pd.DataFrame
-    arviz: Elpd
+    arviz: Any
     data: str
 
     def __tables__(self) -> Shown:
@@ -134,10 +134,12 @@ def loo(
             f"structured, mean_field), or score held-out rows"
         )
     each = estimated(scored)
-    found = elpd_of(each.elpd, p=each.lppd - each.elpd, k_hat=each.k_hat, draws=len(likelihood))
+    p = each.lppd - each.elpd
+    arviz = elpd_of(each.elpd, p=p, k_hat=each.k_hat, draws=len(likelihood))
     table = _table(fit, by, each)
     _warn_of_high(table, by)
-    return Loo(by, found.elpd, found.se, found.p, table, found, _hash(fit))
+    elpd, effective = float(each.elpd.sum()), float(p.sum())
+    return Loo(by, elpd, float(arviz.se), effective, table, arviz, _hash(fit))
 
 
 def _table(fit: Snapshot, by: By, left_out: LeftOut) -> pd.DataFrame:

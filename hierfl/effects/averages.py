@@ -195,7 +195,11 @@ def _of_frames(
         own = completed(draws, data, data.names.index(name), client)
         plain = complete(frame, kinds, name, declared.missing)
         own = own if labeled else _weighted(own, plain, declared.parts.additions, name)
-        _check_within(draws, own, name)
+        before, now = (_codes(rows_of_client(formula, draws.data, client)), _codes(own))
+        for term in (term for layout in formula.layouts for term in layout.at("within")):
+            if not torch.equal(before[term.site], now[term.site]):
+                what = f"the rows of client '{name}' have other groups of '{term.group.name}' than"
+                raise ValueError(f"{what} when fitted: pass the frames of the fit")
         groups = _groups(plain, by, name, declared.clients)
         plain = with_known(plain, declared, name)
         for covariate, of in own.lacking.items():
@@ -258,13 +262,3 @@ def _groups(frame: pd.DataFrame, by: str | None, client: str, clients: str) -> N
     if frame[by].isna().any():
         raise ValueError(f"by is '{by}', which client '{client}' has rows without: drop them")
     return np.array([level_name(value) for value in frame[by]])
-
-
-def _check_within(draws: CoefficientDraws, rows: DesignRows, client: str) -> None:
-    """Refuse rows whose groups within the client, known by index, are not those of the fit."""
-    fitted = rows_of_client(draws.formula, draws.data, draws.clients.index(client))
-    before, now = _codes(fitted), _codes(rows)
-    for term in (term for layout in draws.formula.layouts for term in layout.at("within")):
-        if not torch.equal(before[term.site], now[term.site]):
-            what = f"the rows of client '{client}' have other groups of '{term.group.name}' than"
-            raise ValueError(f"{what} when fitted: pass the frames of the fit")

@@ -85,9 +85,8 @@ def comparisons(
     """
     expect(scale=(scale, SCALES), comparison=(comparison, tuple(EDGE)))
     draws = drawn(fit, "comparisons", client=client, **drawing)
-    contrast = (_slope if comparison == "slope" else _pairs)(
-        draws, variable, values, comparison, at if is_typical(newdata) else None
-    )
+    of_row = at if is_typical(newdata) else None
+    contrast = _contrast(draws, variable, values, comparison, of_row)
     if comparison == "slope" and is_typical(newdata) and at:
         at = {name: value for name, value in at.items() if name != variable}
     if comparison == "ratio":
@@ -126,34 +125,26 @@ def is_typical(newdata: NewData) -> bool:
     return isinstance(newdata, str) and newdata == "mean"
 
 
-def _slope(
+def _contrast(
     draws: CoefficientDraws,
     variable: str,
     values: Any,
     comparison: str,
     at: Mapping[str, Any] | None,
 ) -> Contrast:
-    """Return a step to either side of where a slope is taken."""
-    if values is not None:
-        raise ValueError("values= is for differences and ratios: at= says where a slope is taken")
-    (column,) = chosen(draws.formula, [variable]).values()
-    if column.kind == "category":
-        raise ValueError(f"'{variable}' is a category, which has no slope: compare its levels")
-    center = checked(variable, column, at[variable]) if at and variable in at else column.mean
-    step, start = STEP * column.sd, center - column.mean
-    settings = [Intervention(variable, step=start + side) for side in (-step, step)]
-    return Contrast(settings, [(0, 1)], ["slope"], 2.0 * step)
-
-
-def _pairs(
-    draws: CoefficientDraws,
-    variable: str,
-    values: Any,
-    comparison: str,
-    at: Mapping[str, Any] | None,
-) -> Contrast:
-    """Return every two values of a column, or a step of it."""
-    (column,) = chosen(draws.formula, [variable], at).values()
+    """Return every two values of a column, or a step of it; or one to either side of where a slope is taken."""
+    is_slope = comparison == "slope"
+    (column,) = chosen(draws.formula, [variable], None if is_slope else at).values()
+    if is_slope:
+        if values is not None:
+            fix = "at= says where a slope is taken"
+            raise ValueError(f"values= is for differences and ratios: {fix}")
+        if column.kind == "category":
+            raise ValueError(f"'{variable}' is a category, which has no slope: compare its levels")
+        center = checked(variable, column, at[variable]) if at and variable in at else column.mean
+        step, start = STEP * column.sd, center - column.mean
+        settings = [Intervention(variable, step=start + side) for side in (-step, step)]
+        return Contrast(settings, [(0, 1)], ["slope"], 2.0 * step)
     if isinstance(values, Real) and not isinstance(values, bool):
         step = float(values)
         if column.kind == "category" or not abs(step) < float("inf") or step == 0.0:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -194,34 +194,8 @@ class CoefficientDraws:
 NEW, EACH = "new", "each"  # of an argument `client`: not names
 
 
-class Sent(Protocol):
-    """Draws that nodes have sent, client -> site: (S, *shape), or why they have not."""
-
-    @property
-    def given(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """The draws of some clients."""
-
-    @property
-    def withheld(self) -> Mapping[str, str]:
-        """Why there are none of the others."""
-
-
-class AtNodes(Protocol):
-    """A fit whose clients' own coefficients are at nodes: `here` is what the server has."""
-
-    @property
-    def here(self) -> Snapshot:
-        """The fit as the server has it."""
-
-    @property
-    def clients(self) -> tuple[str, ...]:
-        """The clients' names."""
-
-    def local_draws(self, draws: int, *, seed: int, clients: Collection[str] | None) -> Sent:
-        """Ask nodes for draws of their clients' own sites, of some clients or of all."""
-
-
-Fitted = Snapshot | AtNodes | CoefficientDraws
+# or a fit over nodes: `here` is what the server has of it, and `local_draws` asks nodes for more
+Fitted = Snapshot | CoefficientDraws | Any
 
 
 class Drawing(TypedDict, total=False):
@@ -268,11 +242,11 @@ def drawn(
     if over is None or client is None or client == NEW:
         return coefficients
     names = None if client == EACH else [client] if isinstance(client, str) else client
-    return with_sent(coefficients, fit, what, names)  # type: ignore[arg-type]
+    return with_sent(coefficients, fit, what, names)
 
 
 def with_sent(
-    coefficients: CoefficientDraws, fit: AtNodes, what: str, names: Collection[str] | None
+    coefficients: CoefficientDraws, fit: Any, what: str, names: Collection[str] | None
 ) -> CoefficientDraws:
     """Return coefficients with those that nodes send; of `names` one that sends none is an error."""
     layouts = coefficients.formula.layouts

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -240,22 +241,16 @@ def _tests(
     """Return the log-rank tests that clients' answers allow."""
     lines = {}
     if len(names) > 1 and least == 1:
-        lines["pooled"] = _test(*_pooled(times_of, names))
+        ends = (times.ends for of in times_of.values() for times in of)
+        when = np.array(sorted({*chain.from_iterable(ends)}))
+        counts = [counted_at(times_of[name], when) for name in names]
+        risk, happened = (np.stack([of[k] for of in counts], 1) for k in (2, 1))
+        is_event = happened.sum(1) > 0.0
+        lines["pooled"] = _test(*logrank_sums(risk[is_event], happened[is_event]))
     own = [answer.logrank for answer in answers.values() if answer.logrank is not None]
     if own:
         lines["by client"] = _test(*_summed(own, names))
     return pd.DataFrame(lines, index=["chi2", "df", "p"]).T
-
-
-def _pooled(
-    times_of: Mapping[str, Sequence[TimesAnswer]], names: Sequence[str]
-) -> tuple[Floats, Floats]:
-    """Return O - E and its covariance of all rows together."""
-    when = np.array(sorted({end for of in times_of.values() for times in of for end in times.ends}))
-    counts = [counted_at(times_of[name], when) for name in names]
-    risk, happened = (np.stack([of[k] for of in counts], 1) for k in (2, 1))
-    is_event = happened.sum(1) > 0.0
-    return logrank_sums(risk[is_event], happened[is_event])
 
 
 def _summed(own: Sequence[LogrankSums], names: Sequence[str]) -> tuple[Floats, Floats]:

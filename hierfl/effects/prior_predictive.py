@@ -14,7 +14,7 @@ from hierfl.guides import delta
 from hierfl.method import Clock, Method
 from hierfl.methods.posteriors.fedsvi import fedsvi
 from hierfl.posterior.arviz_groups import prior
-from hierfl.posterior.snapshot import Restricted, Snapshot, learned_params
+from hierfl.posterior.snapshot import Restricted, learned_params
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
 
@@ -47,17 +47,11 @@ def prior_predictive(
         raise TypeError(f"model is {shown(model)}: pass the model that the method was made of")
     ready, rows, _ = of_frames(model, data, None)
     expect_client_data(rows, "data")
-    before = _before_the_first_round(ready, rows)
+    federation = federate(replace(fedsvi(ready, delta), name="prior"), rows)
+    progress = begin(federation)  # no round is taken, and the guide is never run
+    message = federation.server.last(progress.server, Clock(0, 1))
+    before = Restricted(federation.method, federation, progress, message)
     for param in learned_params(before):
         what = f"param '{param.name}' of the model has no prior to be drawn from"
         raise ProgramError(f"{what}: give it one, pyro.sample, or fit the model first")
     return prior(before, draws, seed=seed, predictive=True)
-
-
-def _before_the_first_round(model: Model, rows: ClientData) -> Snapshot:
-    """Return a run of which no round was taken; its guide is never run."""
-    method = replace(fedsvi(model, delta), name="prior")
-    federation = federate(method, rows)
-    progress = begin(federation)
-    message = federation.server.last(progress.server, Clock(0, 1))
-    return Restricted(method, federation, progress, message)

@@ -202,7 +202,10 @@ def score_tests(
     course: HazardCourse, transform: Transform, loc: Floats
 ) -> tuple[dict[str, list[float]], Floats]:
     """Return the columns of the frame, with the test of all in the end, and scaled residuals, (K, P)."""
-    g, weight = _transformed(course, transform), course.weight
+    transforms: dict[str, Any] = {"rank": stats.rankdata, "log": np.log, "identity": np.asarray}
+    g = 1.0 - course.beyond if transform == "km" else transforms[transform](course.time)
+    weight = course.weight
+    g = (g - g.min()) / np.ptp(g)
     first = (weight[:, None] * course.away).sum(0)
     second = ((weight * g)[:, None] * course.away).sum(0)
     plain, once, twice = (
@@ -222,19 +225,6 @@ def score_tests(
     for name, value in zip(lines, (np.nan, np.nan, chi2, df, stats.chi2.sf(chi2, df)), strict=True):
         lines[name].append(float(value))
     return lines, loc + len(g) * course.away @ step
-
-
-def _transformed(course: HazardCourse, transform: Transform) -> Floats:
-    """Return g of the time of each event, from 0 to 1."""
-    g: Floats = course.time
-    if transform == "km":
-        g = 1.0 - course.beyond
-    elif transform == "rank":
-        g = stats.rankdata(course.time)
-    elif transform == "log":
-        g = np.log(course.time)
-    g = (g - g.min()) / np.ptp(g)
-    return g
 
 
 def verdict(frame: pd.DataFrame) -> str:

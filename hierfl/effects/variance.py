@@ -75,18 +75,13 @@ def r2(fit: Snapshot | CoefficientDraws, **drawing: Unpack[Drawing]) -> Estimate
     )
 
 
-def _without_groups(rows: DesignRows) -> DesignRows:
-    """Return rows that name no group."""
-    others = {name: replace(own, codes={}) for name, own in rows.of_parameters.items()}
-    return replace(rows, codes={}, of_parameters=others)
-
-
 def sums_of_client(draws: CoefficientDraws, client: int) -> Tensor:
     """Return a client's sums at each draw, (6, S): rows, mu, mu^2, mu_0, mu_0^2, variance of the response."""
     total = torch.zeros(6, draws.count, dtype=torch.float64)
     for some in in_turn(completed(draws, draws.data, client, client), draws.count):
         eta = predictor(draws, some, client)
-        values, bare = parameters_at(draws, some, client), _without_groups(some)
+        values, others = parameters_at(draws, some, client), some.of_parameters.items()
+        bare = replace(some, codes={}, of_parameters={n: replace(of, codes={}) for n, of in others})
         mu = mean_response(draws, eta, values, some)
         typical = parameters_at(draws, bare, None)
         plain = mean_response(draws, predictor(draws, bare, None), typical, some)

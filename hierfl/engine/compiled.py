@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from hierfl.core.trees import Tree, leaves_of, tree_leaves
 from hierfl.core.user_warnings import warn
 from hierfl.engine.graph_rewrites import draw_together, rewrite
-from hierfl.engine.lifted_factors import lift_factors
 
 Signature = tuple[Any, ...]
 
@@ -134,7 +133,7 @@ def compiled(function: Callable[..., Tree], leaves: list[Tensor], spec: Any, giv
     """Trace a pure function, rewrite its graph, and lower it to a function of leaves like these."""
     # eager runs need neither
     from hierfl.core.normal_kernel import in_graph
-    from hierfl.engine.repeated_steps import cut_end
+    from hierfl.engine.graph_inputs import cut_end
 
     shape: list[Any] = []
 
@@ -177,6 +176,8 @@ OPTIONS: dict[str, Any] = {
 
 def _lowered(graph: fx.GraphModule, leaves: list[Tensor]) -> Callable[..., Any]:
     """Let inductor lower a graph to a function of leaves like these."""
+    from hierfl.engine.graph_inputs import lift_factors
+
     factors = lift_factors(graph)
     lowered: Any = torch.compile(graph, fullgraph=True, dynamic=False, options=OPTIONS)
 

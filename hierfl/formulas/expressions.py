@@ -260,6 +260,12 @@ class DesignTerm:
         """The sites of a smooth's scales: "sds" -> "sds_s(x)"; none of another term."""
         return {kind: f"{kind}_{self.name}" for kind in self.smooth.kinds} if self.smooth else {}
 
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """All its sites."""
+        steps = (f"b_{self.name}", f"simplex_{self.name}") if self.monotone else ()
+        return (*steps, self.name, *self.scale_sites.values())
+
     def of_curves(self, site: str) -> tuple[str, ...]:
         """Return what the entries of a site of curves are called: the site itself where there is one curve."""
         return tuple(f"{site}[{curve}]" for curve in self.curves) or (site,)

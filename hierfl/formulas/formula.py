@@ -22,12 +22,12 @@ from hierfl.formulas.columns import by_client
 from hierfl.formulas.declaration import Declaration, Missing, joined, with_bounds
 from hierfl.formulas.layout import Dims, Layout, Parameter, dims, layout_of, parameters_of
 from hierfl.formulas.levels import Rare
-from hierfl.formulas.parse import parse
 from hierfl.formulas.priors import SitePriors, site_priors
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.shown import prior_table, text_of, updated
 from hierfl.formulas.source import source
 from hierfl.formulas.structures import matrix_of
+from hierfl.formulas.terms import parse
 from hierfl.models.families import ResponseFamily
 from hierfl.models.priors import Prior
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from hierfl.formulas.declaration import LINKS, Declaration, Group, covariate_family, response_of
 from hierfl.formulas.design import Design, Matrix, designs_of
-from hierfl.formulas.expressions import Factor
+from hierfl.formulas.expressions import DesignTerm, Factor
 from hierfl.formulas.schema import Schema
 from hierfl.formulas.smooths import entries_of
 from hierfl.formulas.writer import CENTERED, INTERCEPT, NO_NAME, THRESHOLDS, unique, unique_names
@@ -69,6 +69,22 @@ class GroupTerm:
         """Name of the site of the Cholesky factor of its correlations."""
         return f"L_{self.site}"
 
+    @property
+    def lengths(self) -> dict[str, DesignTerm]:
+        """The site of the length scale of each `gp`, and its term."""
+        curves = [term for term in self.design.terms if term.smooth and term.smooth.kind == "gp"]
+        return {f"lscale_{self.site}_{term.name}": term for term in curves}
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """All its sites."""
+        kinds = ("z", "rho") if self.group.kind else ()
+        sites = (self.site, self.sd, *(f"{kind}_{self.site}" for kind in kinds), *self.lengths)
+        if self.cor is None:
+            return sites
+        moved = (f"{self.sd}{CENTERED}", f"{self.cholesky}{CENTERED}")
+        return (*sites, self.cor, self.cholesky, *moved)
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:
@@ -97,6 +113,12 @@ class Layout:
     def sampled_intercept(self) -> str:
         """The site of the intercept at the columns' means; `intercept` where all means are 0."""
         return f"{self.intercept}{CENTERED}" if self.means else self.intercept
+
+    @property
+    def sites(self) -> list[str]:
+        """The sites of all terms."""
+        of_common = (term.sites for term in self.common.terms)
+        return [*chain(*of_common, *(term.sites for term in self.groups))]
 
     @property
     def designs(self) -> tuple[Design, ...]:
@@ -182,16 +204,7 @@ def _check_names(layout: Layout, declared: Declaration, response: Response) -> N
     dims = [f"{term.name}_dim" for term in layout.common.terms if term.coords]
     dims += [f"{g.site}_{end}" for g in layout.groups for end in ("term", "term_2", "group", "sd")]
     reserved |= dict.fromkeys(dims, "a dimension of the posterior")
-    names = [declared.parts.response, *(term.name for term in layout.common.terms)]
-    for term in layout.common.terms:
-        if term.monotone:
-            names += [f"b_{term.name}", f"simplex_{term.name}"]
-        if term.smooth:
-            names += [f"{kind}_{term.name}" for kind in term.smooth.kinds]
-    for group in layout.groups:
-        names += [group.site, group.sd, *([group.cor, group.cholesky] if group.cor else [])]
-        names += [f"z_{group.site}", f"rho_{group.site}"] if group.group.kind else []
-        names += [f"{site}{CENTERED}" for site in (group.sd, group.cholesky) if group.cor]
+    names = [declared.parts.response, *layout.sites]
     for name in names:
         if name in reserved:
             raise ValueError(f"'{name}' has the name of {reserved[name]}: rename the column")
@@ -281,7 +294,7 @@ class Parameter:
 def parameters_of(declared: Declaration, schema: Schema, main: Layout) -> dict[str, Parameter]:
     """Return each parameter with terms; refuse two sites of one name."""
     parameters = {}
-    taken = _sites(main)
+    taken = {main.intercept, main.sampled_intercept, *main.sites}
     for name, own in declared.of_parameters.items():
         if own.family.kind == "real":
             own = scaled(own, schema)
@@ -290,19 +303,13 @@ def parameters_of(declared: Declaration, schema: Schema, main: Layout) -> dict[s
             raise ValueError(f"'{name} ~ ...' has an offset: only the response's terms may")
         made = Parameter(name, own, _of_parameter(name, plain))
         check_columns(main, plain)
-        if twice := sorted(_sites(made.layout) & taken):
+        sites = {made.layout.intercept, made.layout.sampled_intercept, *made.layout.sites}
+        if twice := sorted(sites & taken):
             what = f"'{twice[0]}' is a term of the response and one of '{name}'"
             raise ValueError(f"{what}: rename the column")
-        taken |= _sites(made.layout)
+        taken |= sites
         parameters[name] = made
     return parameters
-
-
-def _sites(layout: Layout) -> set[str]:
-    own = {layout.intercept, layout.sampled_intercept, *(term.name for term in layout.common.terms)}
-    scales = {site for group in layout.groups for site in (group.sd, group.cholesky)}
-    own |= scales | {f"{site}{CENTERED}" for site in scales}
-    return own | {group.site for group in layout.groups}
 
 
 def _of_parameter(name: str, layout: Layout) -> Layout:

@@ -283,8 +283,9 @@ def warn_of_far_values(
         for place in np.unique(owner[far_rows]).tolist():
             values = every[owner == place]
             values = values[~np.isnan(values)]
-            if _has_two_values(column, values):
-                continue
+            is_binary = math.isclose(column.sd**2 + column.mean**2, column.mean, rel_tol=1e-9)
+            if is_binary or (len(values) >= SOME_ROWS and len(np.unique(values)) <= 2):
+                continue  # one of two values may be rare
             far = is_far(values, column.mean, column.sd, schema.rows, FAR)
             if values.min() >= 0.0 and (values > 0.0).sum() >= SOME_ROWS:
                 # incomes and counts have long tails; far values are above 0
@@ -318,9 +319,3 @@ def is_far(
     spread = np.sqrt(np.where(is_among, others, sd**2))
     far: NDArray[np.bool_] = distance * np.where(is_among, ratio, 1.0) > times * spread
     return far
-
-
-def _has_two_values(column: Column, values: NDArray[np.float64]) -> bool:
-    """Return whether a column is of two values, one of which may be rare: 0 and 1, or others."""
-    is_binary = math.isclose(column.sd**2 + column.mean**2, column.mean, rel_tol=1e-9)
-    return is_binary or (len(values) >= SOME_ROWS and len(np.unique(values)) <= 2)

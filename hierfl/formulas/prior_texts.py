@@ -44,9 +44,17 @@ def as_given(name: str, prior: Any) -> Any:
     """Return a prior as it is kept: brms's words, checked, and PreliZ's objects as distributions."""
     if isinstance(prior, str):
         _parsed(name, prior)
-    if type(prior).__module__.partition(".")[0] == "preliz":
-        return _of_preliz(name, prior)
-    return prior
+    if type(prior).__module__.partition(".")[0] != "preliz":
+        return prior
+    kind = type(prior).__name__
+    names, builder = PRELIZ.get(kind, ((), None))
+    values = [getattr(prior, parameter, None) for parameter in names]
+    if builder is None or None in values:
+        fix = f"without {', '.join(names)}: give it numbers, or fit it to an expert's answers first"
+        if builder is None:
+            fix = f"which hierfl cannot read: give one of {', '.join(PRELIZ)}, or a distribution of Pyro"
+        raise ValueError(f"the prior of '{name}' is PreliZ's {kind}, {fix}")
+    return builder(*(float(str(value)) for value in values))
 
 
 def of_text(name: str, text: str, default: Prior) -> Any:
@@ -90,16 +98,3 @@ def _parsed(name: str, text: str) -> tuple[str, tuple[float, ...]]:
         fix = f"write it as in brms, 'normal(0, 1)'; numbers of each word: {words}"
         raise ValueError(f"the prior of '{name}' is '{text}', {fault}: {fix}")
     return call.callee, tuple(map(float, values))
-
-
-def _of_preliz(name: str, prior: Any) -> Any:
-    """Return the distribution of an object of PreliZ."""
-    kind = type(prior).__name__
-    names, builder = PRELIZ.get(kind, ((), None))
-    values = [getattr(prior, parameter, None) for parameter in names]
-    if builder is None or None in values:
-        fix = f"without {', '.join(names)}: give it numbers, or fit it to an expert's answers first"
-        if builder is None:
-            fix = f"which hierfl cannot read: give one of {', '.join(PRELIZ)}, or a distribution of Pyro"
-        raise ValueError(f"the prior of '{name}' is PreliZ's {kind}, {fix}")
-    return builder(*(float(str(value)) for value in values))

@@ -16,7 +16,7 @@ from hierfl.formulas.expressions import DesignTerm
 from hierfl.formulas.layout import GroupTerm, Layout
 from hierfl.formulas.prior_texts import of_text
 from hierfl.formulas.schema import OFFSET, Schema
-from hierfl.formulas.smooths import labels, length_prior, lengths_of
+from hierfl.formulas.smooths import labels, length_prior
 from hierfl.formulas.writer import INTERCEPT
 from hierfl.models.families import Ordered, Response, as_source, half_student, intercept_prior
 from hierfl.models.priors import Prior, check_scale, is_distribution
@@ -163,7 +163,7 @@ def _of_group(
     if term.group.kind == "escar":
         priors[f"rho_{term.site}"] = _named(layout, dist.Beta(1.0, 1.0), "rho")
     if term.places:
-        for site, curve in lengths_of(term).items():
+        for site, curve in term.lengths.items():
             assert curve.smooth is not None
             priors[site] = _named(layout, length_prior(curve.smooth), "lscale")
     return priors | ({term.cor: _named(layout, 1.0, "cor")} if term.cor else {})

@@ -145,20 +145,11 @@ def vector(out: ProgramWriter, terms: Sequence[DesignTerm], names: Sequence[str]
     return pieces[0] if len(pieces) == 1 else f"torch.cat([{', '.join(pieces)}])"
 
 
-def lengths_of(group: Any) -> dict[str, DesignTerm]:
-    """Return the site of the length scale of each `gp` of a group, and its term."""
-    return {
-        f"lscale_{group.site}_{term.name}": term
-        for term in group.design.terms
-        if term.smooth and term.smooth.kind == "gp"
-    }
-
-
 def write_spread(out: ProgramWriter, group: Any, priors: Mapping[str, Prior], outputs: int) -> str:
     """Write the length scales of a group; return the standard deviation of each column, as code."""
     check_one(group.group.text, outputs, "use bs(x, df=5)")
     scale, shapes = f"{out.named(group.sd)}[{list(group.places)}]", {}
-    for site, term in lengths_of(group).items():
+    for site, term in group.lengths.items():
         assert term.smooth is not None
         out.sample(site, as_source(priors[site]))
         shapes[term.name] = _shape(out, term.smooth, site)
@@ -174,7 +165,7 @@ def write_spread(out: ProgramWriter, group: Any, priors: Mapping[str, Prior], ou
 def drawn_spread(group: Any, shared: Mapping[str, Tensor]) -> Tensor:
     """Return the standard deviation of each column of a group at each draw, (S, q)."""
     spread = shared[group.sd].reshape(len(shared[group.sd]), -1)[:, list(group.places)]
-    for site, term in lengths_of(group).items():
+    for site, term in group.lengths.items():
         at = [group.columns.index(name) for name in term.columns]
         assert term.smooth is not None
         spread[:, at] = spread[:, at] * term.smooth.shape(shared[site])

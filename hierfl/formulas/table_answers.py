@@ -111,39 +111,31 @@ def table_answer(
             small |= own
         else:
             large[name] = own
-    of = {name: _by_group(frame, name, large, small, client, least, there) for name in columns}
+
+    def by_group(column: str) -> dict[str, VariableAnswer]:
+        """Return the answers for a column, without groups whose sums would reveal a few rows.
+
+        The schema revealed the sums over all complete rows. Less those of the groups that are described,
+        they leave the sums of the others, which must have enough rows too.
+        """
+        answers, hidden = {}, small.copy()
+        for name, own in large.items():
+            answers[name] = variable_answer(frame[own], column, client, least, there[own])
+            hidden |= own & (answers[name].found is None)
+        for name, own in sorted(large.items(), key=lambda item: int(item[1].sum())):
+            hidden_rows, of_hidden = frame[hidden & there], there[hidden & there]
+            if missing_in(hidden_rows[column]).all():
+                break
+            if variable_answer(hidden_rows, column, client, least, of_hidden).found is not None:
+                break
+            answers[name] = VariableAnswer(answers[name].missing)
+            hidden |= own
+        return answers
+
+    of = {name: by_group(name) for name in columns}
     groups = {name: {column: of[column][name] for column in columns} for name in large}
     rows = {name: rounded_count(int(own.sum()), least) for name, own in large.items()}
     return TableAnswer(rows, groups, rounded_count(int(small.sum()), least))
-
-
-def _by_group(
-    frame: pd.DataFrame,
-    column: str,
-    groups: Mapping[str, Mask],
-    small: Mask,
-    client: str,
-    least: int,
-    complete: Mask,
-) -> dict[str, VariableAnswer]:
-    """Return the answer for a column by group, without groups whose sums would reveal a few rows.
-
-    The schema revealed the sums over all complete rows. Less those of the groups that are described,
-    they leave the sums of the others, which must have enough rows too.
-    """
-    answers, hidden = {}, small.copy()
-    for name, own in groups.items():
-        answers[name] = variable_answer(frame[own], column, client, least, complete[own])
-        hidden |= own & (answers[name].found is None)
-    for name, own in sorted(groups.items(), key=lambda item: int(item[1].sum())):
-        hidden_rows, there = frame[hidden & complete], complete[hidden & complete]
-        if missing_in(hidden_rows[column]).all():
-            break
-        if variable_answer(hidden_rows, column, client, least, there).found is not None:
-            break
-        answers[name] = VariableAnswer(answers[name].missing)
-        hidden |= own
-    return answers
 
 
 OTHERS = "(others)"  # levels of too few rows to be named

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # methods of `hierfl.Fit` that read rows
 AT_NODES = (
-    *("predictions", "r2", "personalize", "update", "posterior_predictive", "replicate"),
+    *("predictions", "r2", "personalize", "posterior_predictive", "replicate"),
     *("infer_discrete", "infer_rows"),
 )
 
@@ -113,9 +113,9 @@ class FitOverNodes(Fit):
         return answers.summary_over(self, prob, 1000 if draws is None else draws, seed)
 
     imputed = answers.imputed_at_nodes  # type: ignore[assignment]
-    predictions, r2, personalize, update = map(answers.refused, AT_NODES[:4])
-    posterior_predictive, replicate = map(answers.refused, AT_NODES[4:6])
-    infer_discrete, infer_rows = map(answers.refused, AT_NODES[6:])
+    predictions, r2, personalize = map(answers.refused, AT_NODES[:3])
+    posterior_predictive, replicate = map(answers.refused, AT_NODES[3:5])
+    infer_discrete, infer_rows = map(answers.refused, AT_NODES[5:])
 
     def report(self, path: str | Path = "report.html", **options: Any) -> Report:
         """Write one HTML page, as `hierfl.Fit.report` does, of the run and the global sites.

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -67,7 +66,10 @@ def _dataset(
     variables = {}
     for name, value in arrays.items():
         named = (*lead, *dims.get(f"{group}/{name}", dims.get(name, ())))
-        array = _in_chains(np.asarray(value)) if lead else np.asarray(value)
+        array = np.asarray(value)
+        if lead:  # independent draws, in blocks in their order
+            in_blocks = len(array) >= LEAST_DRAWS and len(array) % CHAINS == 0
+            array = array.reshape(CHAINS if in_blocks else 1, -1, *array.shape[1:])
         if name in taken:
             raise ValueError(f"site '{name}' has the name of a dimension: rename the site")
         if array.ndim != len(named):
@@ -89,33 +91,11 @@ def _dataset(
     return xr.Dataset(variables, coords=labels, attrs=dict(attributes))
 
 
-def _in_chains(draws: Any) -> Any:
-    """Return draws (S, *shape) as (chain, draw, *shape): independent ones in blocks, in their order."""
-    blocks = CHAINS if len(draws) >= LEAST_DRAWS and len(draws) % CHAINS == 0 else 1
-    return draws.reshape(blocks, -1, *draws.shape[1:])
-
-
-@dataclass(frozen=True, eq=False)
-class Elpd:
-    """ArviZ's leave-one-out estimate; `p` are effective parameters, `each` and `k_hat` (n,)."""
-
-    elpd: float
-    se: float
-    p: float
-    each: Any
-    k_hat: Any
-    arviz: Any
-
-    def __repr__(self) -> str:
-        """The estimate."""
-        return f"Elpd({self.elpd:.1f} ± {self.se:.1f}, p {self.p:.1f}, of {len(self.each)})"
-
-
 # of ArviZ's estimates: by row or client, their sum, and the effective number of parameters
 _NAMES = ("elpd_i", "elpd", "p") if DATA_TREE else ("loo_i", "elpd_loo", "p_loo")
 
 
-def elpd_of(each: Any, *, p: Any, k_hat: Any, draws: int) -> Elpd:
+def elpd_of(each: Any, *, p: Any, k_hat: Any, draws: int) -> Any:
     """Return estimates by row or client, (n,) each, as ArviZ's object; of S = `draws`."""
     import xarray as xr
 
@@ -127,24 +107,24 @@ def elpd_of(each: Any, *, p: Any, k_hat: Any, draws: int) -> Elpd:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         one = arviz().loo(tree, pointwise=True, reff=1.0)
-    total, effective = float(np.sum(each)), float(np.sum(p))
     se = float((len(each) * np.var(each, ddof=int(DATA_TREE))) ** 0.5)  # as its `compare` has dse
-    for name, value in zip((*_NAMES[1:], "se"), (total, effective, se), strict=True):
+    values = (float(np.sum(each)), float(np.sum(p)), se)
+    for name, value in zip((*_NAMES[1:], "se"), values, strict=True):
         setattr(one, name, value)
     for name, values in ((_NAMES[0], each), ("pareto_k", k_hat)):
         setattr(one, name, xr.DataArray(np.asarray(values), {"i": range(len(each))}))
     one.n_samples, one.n_data_points = draws, len(each)
     one.warning = bool(np.any(np.asarray(k_hat) > one.good_k))
-    return Elpd(total, se, effective, np.asarray(each), np.asarray(k_hat), one)
+    return one
 
 
-def compared(found: Mapping[str, Elpd]) -> Any:
+def compared(estimates: Mapping[str, Any]) -> Any:
     """`az.compare` as a frame, the best first."""
     az = arviz()
-    given = {name: one.arviz for name, one in found.items()}
+    options = {"round_to": "none"} if DATA_TREE else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        table = az.compare(given, round_to="none") if DATA_TREE else az.compare(given)
+        table = az.compare(estimates, **options)
     table = table.rename(columns={"elpd_loo": "elpd", "p_loo": "p"})
     table["elpd_diff"] = table["elpd_diff"].abs()  # ArviZ 1 gives it as a negative number
     return table[["rank", "elpd", "p", "elpd_diff", "weight", "se", "dse"]]

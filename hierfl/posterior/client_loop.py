@@ -168,16 +168,11 @@ def _of_similar_sizes(fit: Snapshot, read: Sequence[Tensor]) -> tuple[Tensor, ..
     every = torch.arange(len(counts))
     chunks: list[Tensor] = []
     for run in every.split(runs if len(runs) <= MOST_RUNS else len(counts)):
-        most = clients_at_once(fit, read[0][run])
+        largest = max(1, int(read[0][run].max()))
+        many = draws_at_once(largest, fit.program) // DRAWS_A_CLIENT
+        most = min(fit.federation.slots_of(largest), max(CLIENTS_AT_ONCE, many), len(run))
         chunks += cut_ragged(run.split(most), *read, most=most, few=FEW_ROWS, padding=PADDING)
     return tuple(chunks)
-
-
-def clients_at_once(fit: Snapshot, counts: Tensor) -> int:
-    """Return how many clients of so many rows, (C,), are carried at once."""
-    largest = max(1, int(counts.max()))
-    many = draws_at_once(largest, fit.program) // DRAWS_A_CLIENT
-    return min(fit.federation.slots_of(largest), max(CLIENTS_AT_ONCE, many), len(counts))
 
 
 def draws_at_once(rows: int, program: Program) -> int:

@@ -87,8 +87,9 @@ def is_mixture(program: Program) -> bool:
         return True
     if sums.zeros and program.row_sites is None:  # whose integrals are sums
         factors = [nodes[name]["fn"].log_prob(nodes[name]["value"]) for name in program.factors]
-        if any(map(is_added, slopes(factors, sums.zeros))):
-            return True
+        for slope in slopes(factors, sums.zeros):  # a gradient of 0 does not say
+            if bool((slope > 0.0).any()) or not bool((slope < 0.0).any()):
+                return True
     return any(isinstance(base_of(nodes[name]["fn"]), MIXTURES) for name in program.labels)
 
 
@@ -105,8 +106,3 @@ def slopes(densities: Sequence[Tensor], at: Sequence[Tensor]) -> list[Tensor]:
     if total is None or not total.requires_grad:
         return []
     return [v for v in torch.autograd.grad(total, at, allow_unused=True) if v is not None]
-
-
-def is_added(slope: Tensor) -> bool:
-    """Return whether a log of a sum with this gradient may be added; a gradient of 0 does not say."""
-    return bool((slope > 0.0).any()) or not bool((slope < 0.0).any())

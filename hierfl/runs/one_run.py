@@ -160,8 +160,10 @@ def repeat_warnings(caught: Iterable[warnings.WarningMessage]) -> None:
 
 def is_over(fitted: Fit, patience: int | None) -> bool:
     """Return whether a run ends early: the server has finished, or scores no longer rise."""
-    where = fitted.progress
-    tired = patience is not None and _scores_without_gain(where.history) >= patience
+    where, best, since = fitted.progress, -math.inf, 0
+    for score in (record[SCORE] for record in where.history if SCORE in record):
+        best, since = (score, 0) if score > best else (best, since + 1)
+    tired = patience is not None and since >= patience
     return fitted.federation.server.finished(where.server) or tired
 
 
@@ -201,15 +203,6 @@ def _score(fitted: Fit, validation: ClientData) -> float:
             raise ValueError(f"validation has no labels for site '{site}': nothing to score")
         total += float(scores.nanmean())
     return total
-
-
-def _scores_without_gain(history: Iterable[Mapping[str, Any]]) -> int:
-    """Return how many of the last scores have not improved on the best before them."""
-    best, since = float("-inf"), 0
-    for record in history:
-        if SCORE in record:
-            best, since = (record[SCORE], 0) if record[SCORE] > best else (best, since + 1)
-    return since
 
 
 @contextmanager

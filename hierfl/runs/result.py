@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from hierfl.core.late_methods import late_methods
 from hierfl.core.process import unpickled
 from hierfl.core.tables import printed
 from hierfl.core.trees import Tree
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hierfl.posterior import eliminated
     from hierfl.posterior.draws import get_samples as samples_of_fit
     from hierfl.report.page import report as report_of_fit
-    from hierfl.runs import living, updating
+    from hierfl.runs import living
 
 # Methods that few fits need -> the module of the function.
 OF_FEW = {
@@ -43,13 +43,23 @@ OF_FEW = {
     "without": "hierfl.runs.living",
     "updated": "hierfl.runs.joining",
     "report": "hierfl.report.page",
-    "update": "hierfl.runs.updating",
 }
+
+
+class LateMethod:
+    """The function of a module that is imported when it is first used, as a method."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module, self.name = module, name
+
+    def __get__(self, value: object, kind: type) -> Any:
+        """Return the function, bound to the object."""
+        function = getattr(import_module(self.module), self.name)
+        return function if value is None else function.__get__(value, kind)
 
 
 @unpickled("write it with fit.save(folder), and read it with hierfl.load(folder)")
 @printed
-@late_methods({**METHODS, **OF_FEW})
 @dataclass(frozen=True, eq=False)
 class Fit(Snapshot):
     """A method fitted to a federation.
@@ -99,13 +109,12 @@ class Fit(Snapshot):
     personalize, save = joining.personalize, saved.save
     summary = summary
 
-    if TYPE_CHECKING:  # by `late_methods`
+    if TYPE_CHECKING:  # by `LateMethod`
         infer_discrete = eliminated.infer_discrete
         infer_rows = eliminated.infer_rows
         get_samples = samples_of_fit
         without = living.without
         updated = joining.updated
-        update = updating.update
         report = report_of_fit
         effects = conditional_effects.effects
         predictions = comparisons.predictions
@@ -116,3 +125,7 @@ class Fit(Snapshot):
         r2 = variance.r2
         icc = variance.icc
         imputed = imputed.imputed
+
+
+for _name, _module in {**METHODS, **OF_FEW}.items():
+    setattr(Fit, _name, LateMethod(_module, _name))

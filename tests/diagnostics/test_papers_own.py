@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import torch
 
-import hierfl
 from hierfl import ClientData, Prediction, predict_from_prior
 from hierfl.diagnostics import (
     client_gradients,
@@ -125,9 +124,7 @@ def test_generalization_gaps_are_differences_of_scores() -> None:
         fitted.predict(rest.select([0, 1, 2]), draws=1),
     )
     new = predict_from_prior(fitted, rest.select([3, 4]), draws=20)
-    terms = hierfl.diagnostics.PacBayes(0.2, 3.0, 45)
-    found = generalization_gap(here, there, new_clients=new, terms=terms)
-    assert found.pac_bayes is terms
+    found = generalization_gap(here, there, new_clients=new)
     log = found.scores.loc["log_score"]
     assert log["out_of_sample"] == pytest.approx(
         float(here.known()[1].mean() - there.known()[1].mean())

@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from hierfl.engine import graph_rewrites as passes
 from hierfl.engine.compiled import Graphs
-from hierfl.engine.lifted_factors import lift_factors
+from hierfl.engine.graph_inputs import lift_factors
 from hierfl.optimizers import Adam
 
 Step = Callable[..., Tensor]

@@ -14,8 +14,8 @@ from hierfl.core import noise
 from hierfl.core.normal_kernel import in_graph
 from hierfl.core.trees import tree_leaves
 from hierfl.engine.compiled import Graphs, Loop
+from hierfl.engine.graph_inputs import MANY, cut_end
 from hierfl.engine.graph_rewrites import draw_together
-from hierfl.engine.repeated_steps import MANY, cut_end
 from hierfl.optimizers import SGD
 
 aten = torch.ops.aten

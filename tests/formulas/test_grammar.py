@@ -6,7 +6,7 @@ import pytest
 
 import hierfl
 from hierfl.formulas.grammar import Reader
-from hierfl.formulas.parse import parse
+from hierfl.formulas.terms import parse
 from tests.formulas.small import BASE, fields, on, refused
 from tests.formulas.test_program import traced
 

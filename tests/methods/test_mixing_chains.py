@@ -17,6 +17,7 @@ from hierfl.core.gaussians import LOG_2_PI
 from hierfl.core.process import OutOfTime, Watch, double_precision, watched
 from hierfl.data.batch import in_double
 from hierfl.engine.federation import federate
+from hierfl.methods.stages.centering import Centering
 from hierfl.methods.stages.joint import Joint, PlainJoint, flat, standard_of
 from hierfl.methods.stages.mixing_chains import (
     ChainCoordinates,
@@ -93,16 +94,22 @@ def test_what_standardizes_changes_the_density_by_its_volume_alone() -> None:
         half = torch.randn(3, size, size, generator=g, dtype=torch.float64)
         shift = torch.randn(3, size, generator=g, dtype=torch.float64)
         line = MixingLine(torch.zeros(3, 0), torch.zeros(3, 0, 0), torch.zeros(0))
-        standard = standard_of(half @ half.mT, shift, line, own=2)
+        plainly = standard_of(half @ half.mT, shift, line, own=2)
+        growth, drift = torch.zeros(2, 3, 3, dtype=torch.float64)
+        growth[0, 2], drift[0, 2], ones = 0.7, -0.4, torch.ones(3, dtype=torch.float64)
+        centering = Centering(0.3 * ones, 0.6 * ones, growth, ones, drift, 2.0 * ones)
+        standard = plainly._replace(centering=centering)
         values = joint.at(x, standard)[0]
 
         def whole(x: Tensor) -> Tensor:
-            return plain.from_own(joint.z_of(x[None]), joint.own_scalars(x[None], standard))[0]
+            return plain.from_own(
+                joint.z_of(x[None], standard), joint.own_scalars(x[None], standard)
+            )[0]
 
         at = torch.stack([whole(point) for point in x])
         slopes = torch.stack([torch.func.jacrev(whole)(point) for point in x])
-        densities = plain.at(at, standard)[0] + slopes.slogdet()[1]
-        torch.testing.assert_close(joint.x_of(joint.z_of(x)), x[:, :3])
+        densities = plain.at(at, plainly)[0] + slopes.slogdet()[1]
+        torch.testing.assert_close(joint.x_of(joint.z_of(x, standard), standard), x[:, :3])
     # but for the constant of 6 standard normal scalars
     torch.testing.assert_close(values - 3.0 * LOG_2_PI, densities)
 
@@ -227,7 +234,7 @@ def test_factors_of_clients_whose_scalars_run_away_are_left() -> None:
     with double_precision(), torch.no_grad(), unchecked():
         z = torch.randn(256, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         z[:, 62:] += 2.0  # scales as their prior has them
-        start = chains._starts.about_mode(z)
+        start = chains._starts.heaviest(z)
         values = chains.joint.at(start.points, start.standard)[0]
     assert float(values.median()) > -1e4
 
@@ -246,7 +253,7 @@ def test_chains_start_about_the_heaviest_mode_whatever_mode_the_rounds_kept_to()
         (mu,) = chains.joint.hierarchy.program.latents.global_block.sites
         assert mu.unit is not None
         lesser = torch.linspace(-30.1, -29.9, 1000)[:, None].expand(-1, 4)
-        start = chains._starts.about_mode(lesser / mu.unit)
+        start = chains._starts.heaviest(lesser / mu.unit)
     assert 29.0 < float((start.points * mu.unit).median()) < 31.0
 
 
@@ -264,6 +271,6 @@ def test_chains_do_not_start_where_a_scale_is_0_and_its_sites_are_equal() -> Non
     chains = Fallback(federate(hierfl.methods.two_stage(crossed), data, seed=0), None).chains
     with double_precision(), torch.no_grad(), unchecked():
         z = torch.randn(256, 9, generator=g, dtype=torch.float64)
-        start = chains._starts.about_mode(z)
-        log_tau = chains.joint.z_of(start.points)[:, 0]
+        start = chains._starts.heaviest(z)
+        log_tau = chains.joint.z_of(start.points, start.standard)[:, 0]
     assert -1.0 < float(log_tau.median()) < 2.0

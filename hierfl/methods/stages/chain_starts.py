@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-import scipy  # which loads scipy.optimize when it is used
 import torch
 from torch import Tensor
 
 from hierfl.core.chains import Whitening, thinned, whitening_of
 from hierfl.core.gaussians import Factor
+from hierfl.methods.stages.centering import Centering, centering_of
 from hierfl.methods.stages.joint import Joint, Standard, standard_of
+from hierfl.methods.stages.modes import Slopes, climbed, normal_about
 from hierfl.optimizers import Adam
 from hierfl.summaries.factor import factor_of, q_of
 from hierfl.summaries.growth import Growth, at_origin, moving
@@ -28,7 +29,9 @@ from hierfl.summaries.moving import line_of
 from hierfl.summaries.reading import QuadratureNodes
 from hierfl.summaries.surrogate import any_client, prior_draws
 
-CLIMB = 100  # steps to a mode
+# moves to the mode of the scales, of which each is at most so long at first, and shorter each time; and
+# numbers that may be centered by them
+MOVES, FARTHEST_MOVE, SHORTER, DENSE = 8, 0.5, 0.7, 100
 TRIES = 20  # points for each chain, of which it starts at a usable one
 # points of each kind for each chain, from the likeliest of which modes are looked for; first steps
 # there, and their length; modes that are compared
@@ -37,8 +40,6 @@ NOWHERE_FINITE = (
     "the joint log density is not finite at any draw of the priors, nor near 0: check the scales of "
     "the priors and what the model computes from their draws"
 )
-STEP, FLATTEST = 1e-4, 0.02  # of differences of slopes; least curvature of a direction
-LOWEST = 1e30  # log density of a point where it is not finite
 # sds by the prior between which the density of clients' scalars is averaged, in a second search for
 # modes: where these can fit all rows, a noise's scale of 0 has an infinite density, and no mass
 APART = 0.3
@@ -68,8 +69,14 @@ class ChainStarts:
     nodes: QuadratureNodes
     seed: int
 
-    def about_mode(self, draws_z: Tensor) -> ChainStart:
-        """Return a start about the mode, which is looked for from draws of z (S, K)."""
+    def heaviest(self, draws_z: Tensor) -> ChainStart:
+        """Return the start with the most mass about it; modes are looked for from draws of z (S, K)."""
+        start, mode = self._about_mode(draws_z)
+        other = self._about_scales(self.alone(draws_z), mode)
+        return start if other is None else max(start, other, key=self._mass_about)
+
+    def _about_mode(self, draws_z: Tensor) -> tuple[ChainStart, Tensor]:
+        """Return a start about the mode, which is looked for from draws of z (S, K), and that mode."""
         shared, alone = self.joint.shared, self.alone(draws_z)
         reached = [
             self._reached(alone, draws_z, apart) for apart in (0.0, APART)[: 1 + self.joint.has_own]
@@ -78,10 +85,10 @@ class ChainStarts:
         by_none = alone, mode, of_z, near
         # again, by factors about the mode by factors
         is_shared = torch.arange(len(mode)) < shared
-        at = self._climbed(standard, torch.where(is_shared, mode, 0.0))
+        at = self._mode(standard, torch.where(is_shared, mode, 0.0))
         of_z = self._whitening(standard, at[:shared])
         near = self._spread(of_z, standard, at)
-        standard, at = self._about(self.joint.z_of(near)), torch.where(is_shared, at, 0.0)
+        standard, at = self._about(self.joint.z_of(near, standard)), torch.where(is_shared, at, 0.0)
         own = self._normal(len(at) - shared)
         points = torch.cat([near[: self.joint.count], at[shared:] + own], 1)
         if self._are_usable(standard, points, alone, mode):
@@ -91,13 +98,16 @@ class ChainStarts:
             standard, at, of_z, near = by_none
             points = torch.cat([near[: self.joint.count], at[shared:] + NEAR * own], 1)
         of_all = of_z._replace(loc=at, scale=torch.ones(len(at) - shared))
-        return ChainStart(standard, points, of_all)
+        return ChainStart(standard, points, of_all), mode
 
     def about_draws(self, draws: Tensor, standard: Standard) -> ChainStart | None:
         """Return a start about draws (S, K + N E) by a `standard`; None where new factors fit worse."""
         shared, own = self.joint.shared, self.joint.size - self.joint.shared
-        x = draws[:, :shared]
-        renewed = self._about(self.joint.z_of(thinned(x, RENEWING)))
+        z = self.joint.z_of(draws, standard)
+        renewed = self._about(thinned(z, RENEWING))
+        x = self.joint.x_of(z, renewed)
+        centering = self._centering(renewed, x.mean(0), x.std(0))
+        renewed, x = renewed._replace(centering=centering), centering.back(x)
         there = torch.cat([thinned(x, self.joint.count), self._normal(own)], 1)
         if not self._are_usable(renewed, there, standard, thinned(draws, self.joint.count)):
             return None
@@ -117,7 +127,7 @@ class ChainStarts:
         """Return the heaviest mode with points about it, factors there, and what density these points then have."""
         mode, of_z = self._heaviest(alone, draws_z, apart)
         near = self._spread(of_z, alone, mode)
-        standard, x = self._about(self.joint.z_of(near)), near[: self.joint.count]
+        standard, x = self._about(self.joint.z_of(near, alone)), near[: self.joint.count]
         points = torch.cat([x, self._normal(self.joint.size - self.joint.shared)], 1)
         typical = self.joint.at(points, standard)[0].nan_to_num(nan=-torch.inf).median()
         return (mode, of_z, near), standard, float(typical)
@@ -171,7 +181,9 @@ class ChainStarts:
         near = hierarchy.reading.origin.double() + AWAY * self._normal(shared, POINTS)
         places = draws_z, prior_draws(hierarchy, self.seed)[:, :shared], near
         x = torch.zeros(len(places), POINTS * count, self.joint.size)
-        x[..., :shared] = torch.stack([self.joint.x_of(thinned(z, POINTS * count)) for z in places])
+        x[..., :shared] = torch.stack(
+            [self.joint.x_of(thinned(z, POINTS * count), standard) for z in places]
+        )
         value = torch.stack([self.joint.at(some, standard)[0] for some in x])
         value = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
         if not bool(value.isfinite().any()):
@@ -193,7 +205,7 @@ class ChainStarts:
     ) -> tuple[Tensor, Whitening]:
         """Return the mode (K + N E,) with the most mass, and the Normal of z by the curvature there."""
         highest = self._ascended(standard, draws_z, apart)[: 1 if apart else MODES]
-        modes = [self._climbed(standard, x, apart) for x in highest]
+        modes = [self._mode(standard, x, apart) for x in highest]
         about = [(x, self._whitening(standard, x[: self.joint.shared])) for x in modes]
         return max(about, key=lambda of: self._mass(standard, *of))
 
@@ -218,30 +230,9 @@ class ChainStarts:
         of_rows = f"; the likelihood {sites} of {bad} of {len(v)} clients is not finite there"
         return of_rows if bad else ""
 
-    def _climbed(self, standard: Standard, start: Tensor, apart: float = 0.0) -> Tensor:
-        """Return the mode of the density, with narrower e, from a point (K + N E,).
-
-        Where one row can sit at infinite density, as of a client with a scale of its own, the mode
-        is there: no draw is.
-        """
-
-        def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
-            value, slope = self._narrowed(torch.from_numpy(x)[None], standard, apart)
-            lost = -value[0].nan_to_num(nan=-LOWEST, posinf=-LOWEST, neginf=-LOWEST)
-            return float(lost), -slope[0].nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).numpy()
-
-        # torch.optim imports torch's compiler, two seconds of a fit
-        climb = scipy.optimize.minimize(
-            loss,
-            start.numpy(),
-            jac=True,
-            method="L-BFGS-B",
-            options={"maxiter": CLIMB, "maxcor": CLIMB},
-        )
-        there = torch.from_numpy(climb.x)
-        after, before = (self._narrowed(x[None], standard, apart)[0] for x in (there, start))
-        rises = bool(after >= before)
-        return there if rises and bool(there.isfinite().all()) else start
+    def _mode(self, standard: Standard, start: Tensor, apart: float = 0.0) -> Tensor:
+        """Return the mode of the density, with narrower e, from a point (K + N E,)."""
+        return climbed(lambda x: self._narrowed(x, standard, apart), start)
 
     def _narrowed(self, x: Tensor, standard: Standard, apart: float = 0.0) -> tuple[Tensor, Tensor]:
         """Return log densities (S,) with narrower e and gradients (S, K + N E), at points x.
@@ -258,17 +249,56 @@ class ChainStarts:
             value, slope = self.joint.at(x, standard)
         return value - 0.5 * e.square().sum(1), slope - e
 
+    def _slopes(self, standard: Standard, size: int) -> Slopes:
+        """Return slopes in the leading coordinates of points (S, size), of which the others are 0."""
+
+        def slopes(x: Tensor) -> Tensor:
+            points = torch.nn.functional.pad(x, (0, self.joint.size - size))
+            return self.joint.at(points, standard)[1][:, :size]
+
+        return slopes
+
     def _whitening(self, standard: Standard, mode: Tensor) -> Whitening:
-        """Return the Normal distribution of z by the curvature at its mode, by differences of slopes."""
-        size, eye = len(mode), torch.eye(len(mode))
-        x = torch.zeros(2 * size, self.joint.size)
-        x[:, :size] = mode + STEP * torch.cat([eye, -eye])
-        slopes = self.joint.at(x, standard)[1][:, :size]
-        ahead, behind = slopes.split(size)
-        curvature = (behind - ahead) / (2.0 * STEP)
-        values, vectors = torch.linalg.eigh(0.5 * (curvature + curvature.mT).nan_to_num())
-        covariance = (vectors / values.abs().clamp(min=FLATTEST)) @ vectors.mT
-        return Whitening(mode, torch.linalg.cholesky_ex(covariance).L, torch.ones(0))
+        """Return the Normal distribution of the leading coordinates by the curvature at their mode."""
+        return normal_about(self._slopes(standard, len(mode)), mode)
+
+    def _about_scales(self, alone: Standard, mode: Tensor) -> ChainStart | None:
+        """Return a start about the mode of the scales alone, the numbers that they scale being integrated.
+
+        Where these are centered the mode of all is that. None where nothing scales numbers, or where they
+        are many.
+        """
+        size, outside = len(mode), self.joint.hierarchy.outside
+        if size > DENSE:
+            return None
+        farthest = torch.full((size,), torch.inf)
+        farthest[outside] = FARTHEST_MOVE
+        numbers, normal = mode, self._whitening(alone, mode)
+        for _ in range(MOVES):
+            centering = self._centering(alone, numbers, normal.tril.square().sum(1).sqrt())
+            if not len(centering.mode):
+                return None
+            standard = alone._replace(centering=centering)
+            at = climbed(partial(self.joint.at, standard=standard), numbers, farthest)
+            normal = self._whitening(standard, at)
+            is_there = bool(((at - numbers).abs() < farthest).all())
+            numbers, farthest = centering.at(at[None])[0][0], SHORTER * farthest
+            if is_there:
+                break
+        return ChainStart(standard, at + self._normal(size) @ normal.tril.mT, normal)
+
+    def _mass_about(self, start: ChainStart) -> float:
+        """Return the log of about how much mass there is about a start, of whose points every second one is wide."""
+        value = self.joint.at(start.points, start.standard)[0][::2].nan_to_num(nan=-torch.inf)
+        return float(value.median() + start.whitening.tril.diagonal().log().sum())
+
+    def _centering(self, standard: Standard, at: Tensor, sd: Tensor) -> Centering:
+        """Return how the leading numbers move with scales about a point (L,), where they have an `sd` (L,)."""
+        hierarchy, size = self.joint.hierarchy, len(at)
+        inside = torch.cat([hierarchy.inside, torch.arange(self.joint.shared, size)])
+        prior = self.joint.precisions(at)[inside]
+        slopes = self._slopes(standard, size)
+        return centering_of(slopes, at, sd, prior, inside, hierarchy.outside)
 
     def _spread(self, whitening: Whitening, standard: Standard, at: Tensor) -> Tensor:
         """Return points z about a mode `at` where the density is finite, (S, K)."""

@@ -26,7 +26,7 @@ from hierfl.summaries.conditional import Proposal, proposals_of
 from hierfl.summaries.exact import SUMS, Spread, SummedRows, sums_of
 from hierfl.summaries.expansion import coefficients_of
 from hierfl.summaries.factor import damped, factor_of
-from hierfl.summaries.growth import Growth, at_origin, moving
+from hierfl.summaries.growth import at_origin, moving
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.own_scale import is_one_number
 from hierfl.summaries.packed_rows import PackedRows, packed
@@ -65,10 +65,9 @@ class RowWork:
         if self.is_weighted:
             count = coefficients_of(hierarchy, len(score.line.rest), by_row=score.by_row)
         self.polynomials = Polynomials(hierarchy, score, count)
-        own = hierarchy.reading.own_size
-        self.has_growth = self.has_wide and not count and bool(moving(score.line, own))
-        read = size - own if self.has_growth else 0
-        shapes = own_shapes(size, mixing, sums, wide=self.has_wide, read=read)
+        moves = bool(moving(score.line, hierarchy.reading.own_size))
+        self.has_growth = self.has_wide and not count and moves
+        shapes = own_shapes(size, mixing, sums, wide=self.has_wide)
         shapes |= {"center": (size,), "terms": (count,)} if count else {}  # of its polynomial
         shapes |= {} if hierarchy.noise is None else {"num_rows": ()}
         self.shapes = shapes | ({} if hierarchy.noise is None else belief_shapes(size))
@@ -120,14 +119,9 @@ class RowWork:
         return TwoStageWork(own, work.fields, {"log_ratios": log, "inner": inner})
 
     def _wide(self, rows: Packed, message: Tree, own: TwoStageClientState) -> dict[str, Tensor]:
-        """Return factors about a belief with sds of WIDE times those of the server's, or how they grow."""
-        belief, made = (message["loc"], message["covariance"]), {}
-        wide = self._about((belief[0], WIDE**2 * belief[1]), rows, own)
-        if self.has_growth:
-            wide, growth = self._growing(rows, belief, own, wide)
-            made = growth._asdict()
-        made |= {"precision": wide.precision, "shift": wide.shift}
-        return {f"wide_{name}": value for name, value in made.items()}
+        """Return factors about a belief with sds of WIDE times those of the server's."""
+        wide = self._about((message["loc"], WIDE**2 * message["covariance"]), rows, own)
+        return {"wide_precision": wide.precision, "wide_shift": wide.shift}
 
     def _about(
         self, belief: tuple[Tensor, Tensor], rows: Packed, own: TwoStageClientState
@@ -142,13 +136,12 @@ class RowWork:
         belief: tuple[Tensor, Tensor],
         own: TwoStageClientState,
         others: Factor,
-    ) -> tuple[Factor, Growth]:
-        """Return factors at the origin of their growth, those `others` where they do not grow, and it."""
+    ) -> Factor:
+        """Return factors at the origin of their growth, those `others` where they do not grow."""
         about, size = partial(self._about, rows=rows, own=own), self.hierarchy.reading.own_size
         factor, growth = at_origin(rows(), self.score.nodes, belief, about, size)
         moves = [growth.moves.view(-1, *[1] * (v.dim() - 1)) for v in others]
-        chosen = map(torch.where, moves, factor, others)
-        return Factor(*chosen), growth
+        return Factor(*map(torch.where, moves, factor, others))
 
     def _factors(
         self, rows: Packed, batch: ClientBatch, message: Tree, own: TwoStageClientState
@@ -184,7 +177,7 @@ class RowWork:
             new, own = self.polynomials.factors(rows, batch, belief, before, own)
             new = damped(new, before, own.seen, belief)
             if "rough" in message and self.has_growth:
-                new, _ = self._growing(rows, belief, own, new)
+                new = self._growing(rows, belief, own, new)
             return result(own, rounded(new, belief[1]), wrong)
         own_sums = sums_of(rows(), spread)
         factor = rounded(Factor(own_sums.precision, own_sums.shift, none))

@@ -27,6 +27,7 @@ from hierfl.core.chains import LEAPS, Sampled, leaps_of
 from hierfl.core.process import double_precision
 from hierfl.core.traced import WorkCounter
 from hierfl.data.batch import ClientBatch, in_double
+from hierfl.methods.stages.centering import uncentered
 from hierfl.methods.stages.chain_starts import ChainStart, ChainStarts
 from hierfl.methods.stages.checks import misread, points_to_test
 from hierfl.methods.stages.joint import LOCATING, Joint, PlainJoint, ScalarNodes, Standard, flat
@@ -177,12 +178,12 @@ class Chains:
             others = (self._plain, self._renewed)
             where, drawn = until_mixed(first, others, start.points, start.whitening)
             t = where.joint.mixing(drawn.draws, where.standard)
-            draws = torch.cat([where.joint.z_of(drawn.draws), t], 1)
+            draws = torch.cat([where.joint.z_of(drawn.draws, where.standard), t], 1)
         return Ended(draws, drawn.r_hat, min(drawn.effective, float(count)))
 
     def _renewed(self, here: ChainCoordinates, drawn: Sampled) -> NewCoordinates | None:
         """Return coordinates by factors about draws; None where they are no better."""
-        if here.joint is not self.joint or not self.joint.has_own:
+        if here.joint is not self.joint:
             return None
         start = self._starts.about_draws(drawn.draws, here.standard)
         return start and (replace(here, standard=start.standard), *start[1:])
@@ -198,7 +199,8 @@ class Chains:
         if is_worse or self.joint.nodes is not None:
             return None
         joint = PlainJoint(self.surrogate, self.rows, self.joint.none, self.count)
-        plain = replace(here, joint=joint, jumps=False)
+        as_written = here.standard._replace(centering=uncentered())
+        plain = replace(here, joint=joint, standard=as_written, jumps=False)
         return plain, *moved(here, drawn, plain)
 
     @property
@@ -208,7 +210,7 @@ class Chains:
     def _with_enough_nodes(self, scouts: Points) -> ChainStart:
         """Return a start by as many nodes as change nothing there; or without."""
         z = scouts.resampled(len(scouts.draws))[:, : self.joint.shared]
-        start = self._starts.about_mode(z)
+        start = self._starts.heaviest(z)
         some = start.points[::2, : self.joint.shared]
         joints = [] if self.joint.nodes is None else [self.joint, *map(self._joint, ORDERS[1:])]
         for joint, finer in pairwise(joints):
@@ -218,7 +220,7 @@ class Chains:
                 return start
         if joints:  # even the most change something
             self._sum_over(0)
-            start = self._starts.about_mode(z)
+            start = self._starts.heaviest(z)
         return start
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from hierfl.core.gaussians import Quadratic, dot, times, times_factor
 from hierfl.core.process import replaced
 from hierfl.core.traced import Gradient
+from hierfl.methods.stages.centering import Centering, uncentered
 from hierfl.methods.stages.scaled_means import ScaledMeans
 from hierfl.program.carried import OF_MANY_DRAWS
 from hierfl.program.handlers import unchecked
@@ -22,6 +23,7 @@ from hierfl.program.traces import Site
 from hierfl.summaries.conditional import Proposal, normal_of
 from hierfl.summaries.growth import Growth, no_growth
 from hierfl.summaries.hierarchy import Factors
+from hierfl.summaries.mixing import precision_of
 from hierfl.summaries.moving import MixingLine, laplace_at
 from hierfl.summaries.packed_rows import PackedRows
 from hierfl.summaries.surrogate import AT_ONCE, Surrogate
@@ -34,13 +36,14 @@ PADDED = 1 << 13  # scalars of points, beyond which a single one is not carried 
 
 
 class Standard(NamedTuple):
-    """What clients' scalars w are standardized by: factors, as functions of u."""
+    """What clients' scalars w are standardized by: factors, as functions of u; and how z is centered."""
 
     precision: Tensor  # (N, W, W), at the growth's origin
     cross: Tensor  # (N, W, U), by which the shift of w moves with u
     shift: Tensor  # (N, W), at u = 0
     growth: Growth
     line: MixingLine
+    centering: Centering
 
     def at(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return the precision (N, W, W) and the shift (N, W) of w at u (U,)."""
@@ -56,12 +59,12 @@ def standard_of(
     """
     inside, cross = precision[:, :own].tensor_split([own], 2)
     growth = no_growth(len(shift), own) if growth is None else growth
-    return Standard(inside, cross, shift[:, :own], growth, line)
+    return Standard(inside, cross, shift[:, :own], growth, line, uncentered())
 
 
 def flat(standard: Standard) -> tuple[Tensor, ...]:
     """Return the tensors of what scalars are standardized by."""
-    return (*standard[:3], *standard.growth, *standard.line)
+    return (*standard[:3], *standard.growth, *standard.line, *standard.centering)
 
 
 class ScalarNodes(NamedTuple):
@@ -126,23 +129,44 @@ class Joint:
         """Return the clients' own scalars at points x, (S, N W); none where they are summed over."""
         if self.nodes is not None:
             return x[:, :0]
-        return self._terms(self._natural(x)[0], standard)[1].flatten(1)
+        return self._terms(self._natural(x, standard)[0], standard)[1].flatten(1)
 
-    def z_of(self, x: Tensor) -> Tensor:
+    def z_of(self, x: Tensor, standard: Standard) -> Tensor:
         """Return z (S, K) at points x."""
-        z: Tensor = self._natural(x)[0][:, : self.shared]
+        z: Tensor = self._natural(x, standard)[0][:, : self.shared]
         return z
 
-    def x_of(self, z: Tensor) -> Tensor:
-        """Return the coordinates (S, K) of z (S, K)."""
-        return z if self.means is None else self.means.back(z)
+    def x_of(self, z: Tensor, standard: Standard) -> Tensor:
+        """Return the coordinates (S, K...) of z (S, K...)."""
+        if self.means is not None:
+            numbers = self.means.back(z[:, : self.shared])
+            z = torch.cat([numbers, z[:, self.shared :]], 1)
+        return standard.centering.back(z)
 
-    def _natural(self, x: Tensor) -> tuple[Tensor, Tensor | float]:
+    def _natural(self, x: Tensor, standard: Standard) -> tuple[Tensor, Tensor | float]:
         """Return points x with z in place of its coordinates, and the log of how much volume grows, (S,)."""
+        x, centered = standard.centering.at(x)
         if self.means is None:
-            return x, 0.0
+            return x, centered
         z, volume = self.means.at(x[:, : self.shared])
-        return torch.cat([z, x[:, self.shared :]], 1), volume
+        return torch.cat([z, x[:, self.shared :]], 1), volume + centered
+
+    def precisions(self, x: Tensor) -> Tensor:
+        """Return the prior's precisions of numbers x (K...,) of Normal sites; 1 of all others."""
+        h, precision = self.hierarchy, torch.ones(len(x))
+        sites = h.linear_sites
+        if sites:
+            z = (
+                x[None, : self.shared]
+                if self.means is None
+                else self.means.at(x[None, : self.shared])[0]
+            )
+            with unchecked():
+                values = h.sites(z[0], torch.zeros(h.reading.own_size), h.row)
+            precision[h.inside] = precision_of(sites, values)[0][0].diagonal()
+            if self.means is not None:
+                precision[h.positions({s.name for s in self.means.sites})[0]] = 1.0
+        return precision
 
     def from_own(self, z: Tensor, own: Tensor) -> Tensor:
         """Return points x of a plain joint, at z (S, K) and what `own_scalars` returns, (S, N W)."""
@@ -172,9 +196,9 @@ class Joint:
 
     def _value(self, x: Tensor, *of_standard: Tensor) -> Tensor:
         precision, cross, shift, *others = of_standard
-        growth, line = Growth(*others[:5]), MixingLine(*others[5:])
-        standard = Standard(precision, cross, shift, growth, line)
-        x, volume = self._natural(x)
+        growth, line = Growth(*others[:5]), MixingLine(*others[5:8])
+        standard = Standard(precision, cross, shift, growth, line, Centering(*others[8:]))
+        x, volume = self._natural(x, standard)
         if self.nodes is not None:
             return volume + self._summed(x, standard, self.nodes)
         density, w = self._terms(x, standard)
@@ -227,7 +251,7 @@ class Joint:
         size = self.hierarchy.mixing_size
         if not size:
             return torch.zeros(len(x), 0)
-        x, _ = self._natural(x)
+        x, _ = self._natural(x, standard)
         e = self.own_parts(x)[..., :size]
 
         def one(z: Tensor, e: Tensor) -> Tensor:
@@ -290,7 +314,7 @@ class PlainJoint(Joint):
     def mixing(self, x: Tensor, standard: Standard) -> Tensor:
         """Return the clients' mixing parameters at points x, (S, N M); none is of a scattered site."""
         mixing = self.hierarchy.mixing
-        own = self.own_parts(x)
+        own = self.own_parts(self._natural(x, standard)[0])
         return (own[..., :0] if mixing is None else own[..., mixing.outside]).flatten(1)
 
     def _one(self, z: Tensor, e: Tensor, by: Standard) -> tuple[Tensor, Tensor, Tensor]:

@@ -72,7 +72,9 @@ class ChainCoordinates:
             return self.joint.at(x, self.standard)
 
         def judged(x: Tensor) -> Tensor:
-            return torch.cat([self.joint.z_of(x), self.joint.own_scalars(x, self.standard)], 1)
+            return torch.cat(
+                [self.joint.z_of(x, self.standard), self.joint.own_scalars(x, self.standard)], 1
+            )
 
         def warmed(leaps: float) -> None:
             iteration = leaps * self.seconds
@@ -172,6 +174,6 @@ def moved(
 ) -> tuple[Tensor, Whitening]:
     """Return where chains start in the program's own coordinates, and their whitening, by draws."""
     own = here.joint.own_scalars(drawn.draws, here.standard)
-    x = plain.joint.from_own(here.joint.z_of(drawn.draws), own)
+    x = plain.joint.from_own(here.joint.z_of(drawn.draws, here.standard), own)
     size = len(x.mT) if len(x.mT) <= DENSE else plain.joint.shared
     return thinned(x, plain.joint.count), whitening_of(x, size)

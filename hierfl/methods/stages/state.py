@@ -34,11 +34,6 @@ class TwoStageClientState(NamedTuple):
     seen: Tensor  # (), how many factors it has sent in a row
     wide_precision: Any = ()  # (V, V), of its factor about a wider belief
     wide_shift: Any = ()  # (V,)
-    wide_center: Any = ()  # (W,), of how the curvature of that grows (`hierfl.summaries.growth`)
-    wide_slope: Any = ()  # (W,)
-    wide_drift: Any = ()  # (W, U)
-    wide_rates: Any = ()  # (W, U)
-    wide_origin: Any = ()  # (U,)
     loc: Any = ()  # (2, M), of proposals of mixing variables
     tril: Any = ()  # (2, M, M)
     num_rows: Any = ()  # ()

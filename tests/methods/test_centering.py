@@ -1,0 +1,127 @@
+"""Coordinates of numbers that other sites scale, and chains that start where the scales' mass is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import torch
+
+import hierfl
+from hierfl.methods.stages.centering import Centering, centering_of
+
+P, NOISE = torch.tensor([1.5, -0.6, 0.02], dtype=torch.float64), 0.3
+
+
+def product(x: torch.Tensor) -> torch.Tensor:
+    """Return the log density of (e (3,), log s), of which rows see s e with noise: y = P."""
+    e, s = x[..., :3], x[..., 3:].exp()
+    seen = ((s * e - P) / NOISE).square().sum(-1)
+    return -0.5 * (e.square().sum(-1) + seen + (x[..., 3] - 0.1).square())
+
+
+def slopes(x: torch.Tensor) -> torch.Tensor:
+    return torch.func.grad(lambda x: product(x).sum())(x)
+
+
+def conditional(log_s: float) -> tuple[torch.Tensor, float]:
+    """Return the mode (3,) and sd of e given s."""
+    s = np.exp(log_s)
+    precision = 1.0 + s**2 / NOISE**2
+    return s * P / NOISE**2 / precision, precision**-0.5
+
+
+def of_product(log_s: float) -> Centering:
+    at = torch.cat([conditional(log_s)[0], torch.tensor([log_s], dtype=torch.float64)])
+    inside, sd = torch.arange(3), torch.full((4,), 0.3, dtype=torch.float64)
+    return centering_of(slopes, at, sd, torch.ones(3), inside, torch.tensor([3]))
+
+
+def test_numbers_follow_their_mode_and_sd_along_a_product() -> None:
+    centering = of_product(0.2)
+    sd = conditional(0.2)[1]
+    for log_s in (-1.5, -0.5, 0.8, 1.5):
+        x = torch.cat([centering.mode[:3], torch.tensor([log_s], dtype=torch.float64)])
+        aside = x + sd * torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+        middle, one_sd = centering.at(torch.stack([x, aside]))[0][:, :3]
+        mode, new = conditional(log_s)
+        assert ((middle - mode).abs() < 0.25 * new).all()
+        assert ((one_sd - middle) / new - 1.0).abs().max() < 0.1
+
+
+def test_there_and_back_and_the_volume() -> None:
+    centering = of_product(-0.3)
+    x = torch.randn(5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    numbers, volume = centering.at(x)
+    torch.testing.assert_close(centering.back(numbers), x)
+    torch.testing.assert_close(numbers[:, 3:], x[:, 3:])
+    assert isinstance(volume, torch.Tensor)
+    for point, grown in zip(x, volume, strict=True):
+        jacobian = torch.func.jacrev(lambda one: centering.at(one[None])[0][0])(point)
+        torch.testing.assert_close(torch.linalg.slogdet(jacobian).logabsdet, grown)
+
+
+def test_what_nothing_scales_is_left() -> None:
+    def normal(x: torch.Tensor) -> torch.Tensor:
+        return -x - x.flip(1) * 0.3
+
+    at, sd = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    centering = centering_of(normal, at, sd, torch.full((1,), 0.2), *torch.arange(2)[:, None])
+    assert not len(centering.mode)
+
+
+AGES, CLIENTS, EACH, SIGMA = 9, 6, 20, 0.4
+
+
+def walks() -> hierfl.ClientData:
+    rng = np.random.default_rng(31)
+    client, age = np.repeat(np.arange(CLIENTS), EACH), np.tile(np.arange(10), 2 * CLIENTS)
+    walk = np.cumsum(np.r_[0.0, 0.5 + 0.15 * rng.standard_normal(AGES)])
+    y = walk[age] + 0.25 * rng.standard_normal(CLIENTS)[client]
+    y = y + SIGMA * rng.standard_normal(len(y))
+    frame = pd.DataFrame({"client": client, "age": age, "y": y})
+    return hierfl.ClientData.from_frame(frame, "client")
+
+
+def program(batch: hierfl.ClientBatch) -> None:
+    """A walk over ages whose steps a global site scales, as written without centering."""
+    intercept = pyro.sample("intercept", dist.Normal(0.0, 10.0))
+    step = pyro.sample("step", dist.HalfNormal(1.0))
+    z = pyro.sample("z", dist.Normal(torch.zeros(AGES), 1.0).to_event(1))
+    between = pyro.sample("between", dist.HalfNormal(1.0))
+    walk = torch.cat([torch.zeros(1), torch.cumsum(step * z, -1)], -1)
+    with batch.clients():
+        region = pyro.sample("region", dist.Normal(0.0, between))
+        with batch.data():
+            mean = intercept + walk[..., batch.age] + region
+            pyro.sample("y", dist.Normal(mean, SIGMA), obs=batch.y)
+
+
+def exact_steps(data: hierfl.ClientData) -> tuple[float, float]:
+    """Return the mean and sd of log step: all else is Gaussian given it and `between`."""
+    age, y = data.fields["age"].numpy(), data.fields["y"].double().numpy()
+    own = np.eye(CLIENTS)[data.row_client.numpy()]
+    steps = (age[:, None] > np.arange(AGES)).astype(float)
+    fixed = 100.0 + SIGMA**2 * np.eye(len(y))
+    grid, log_p = np.linspace(-2.5, 1.5, 41), np.zeros((41, 25))
+    for i, log_step in enumerate(grid):
+        for j, log_between in enumerate(np.linspace(-5.0, 1.5, 25)):
+            scales = np.exp([log_step, log_between])
+            covariance = fixed + scales[0] ** 2 * steps @ steps.T + scales[1] ** 2 * own @ own.T
+            log_det = np.linalg.slogdet(covariance)[1]
+            of_rows = -0.5 * (log_det + y @ np.linalg.solve(covariance, y))
+            log_p[i, j] = of_rows - 0.5 * (scales**2).sum() + log_step + log_between
+    weights = np.exp(log_p - log_p.max()).sum(1)
+    mean = np.average(grid, weights=weights)
+    return mean, np.sqrt(np.average((grid - mean) ** 2, weights=weights))
+
+
+def test_chains_find_the_scale_of_steps_that_rows_decide() -> None:
+    data = walks()
+    fit = hierfl.fit(program, data, seed=0, progress=False)
+    steps = np.log(fit.posterior(4000, seed=1)["posterior"]["step"].to_numpy())
+    mean, sd = exact_steps(data)
+    assert abs(steps.mean() - mean) < 0.1 * sd
+    assert 0.9 < steps.std() / sd < 1.1
+    assert str(fit.summary().verdict).startswith("Trustworthy")
