@@ -1,4 +1,4 @@
-"""hierfl over plain HTTPS: a node and a server in 150 lines, here two hospitals with TLS on this machine.
+"""hierfl over plain HTTPS: a node and a server, here two hospitals with TLS on this machine.
 
     python examples/over_https.py [--smoke]
 
@@ -43,12 +43,32 @@ BYTES = {"content-type": "application/octet-stream"}  # a browser's form has ano
 # 256 KiB each
 SERVES: dict[str, Any] = {"headers": [("connection", "close")], "ws": "none", "loop": "asyncio"}
 SERVES |= {"backlog": 128}
+PART = 1 << 16  # bytes of an answer that are sent at a time
 
 
 # ------------------------------------------------------------ at a node
 def least(stations: Mapping[str, Station], key: str) -> int:
     """Return the least that the policies of stations allow by a key."""
     return min((getattr(node.allowed, key) for node in stations.values()), default=0)
+
+
+class Sent(Response):
+    """An answer that is sent by parts, as it is read: within some seconds, or the connection is closed."""
+
+    def __init__(self, content: bytes, seconds: float) -> None:
+        super().__init__(content, headers=BYTES)
+        self.seconds = seconds
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send the parts; what nobody reads is in memory once."""
+        whole, ends = memoryview(self.body), range(PART, len(self.body) + PART, PART)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.seconds):
+                head = {"status": self.status_code, "headers": self.raw_headers}
+                await send({"type": "http.response.start", **head})
+                for end in ends:
+                    part = {"body": bytes(whole[end - PART : end]), "more_body": end < len(whole)}
+                    await send({"type": "http.response.body", **part})
 
 
 def served(stations: Mapping[str, Station]) -> Starlette:
@@ -79,7 +99,7 @@ def served(stations: Mapping[str, Station]) -> Starlette:
             return Response("too slow", 408)
         finally:
             coming[came] -= len(content)
-        return Response(answered, headers=BYTES)
+        return Sent(answered, slowest)
 
     return Starlette(routes=[Route(f"/{path}", answer, methods=["POST"]) for path in stations])
 

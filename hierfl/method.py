@@ -192,6 +192,7 @@ class Client:
         mail: names of the fields, the outermost first, that lead to the part of the client state
             which the server writes, if the method has `Server.mail`. Default none.
         sums_by: a field of codes, of each of which sums over rows leave the client. Default none.
+        keeps_rows: whether the client state holds rows, so that what is predicted tells of single ones.
     """
 
     own: Tree
@@ -211,6 +212,7 @@ class Client:
     row_noise: Any = None
     mail: tuple[str, ...] = ()
     sums_by: str = ""
+    keeps_rows: bool = False
 
     def __repr__(self) -> str:
         return f"Client(own {sizes(self.own)}; {len(self.phases)} phases)"

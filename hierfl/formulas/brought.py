@@ -48,16 +48,25 @@ def _brings(formula: Formula) -> str:
 
 
 def as_asked(formula: Formula, why: str) -> str:
-    """Return what the owner approves: all that a request brings with its formula."""
+    """Return what the owner approves: all that a request brings with its formula, in lines that it cannot forge."""
     declared, family, brings = formula.declared, formula.family, _brings(formula)
     priors = ", ".join(f"{name}: {prior}" for name, prior in sorted(formula.priors.items()))
     request = f"{formula.text}; family = {family.name}; missing = {formula.missing}"
-    return f"""A formula that came with a request ({why}).
-{request}; clients = {formula.clients}
-Likelihood {family.likelihood}
-Priors {priors or "of hierfl"}
-It reads the columns {", ".join(map(str, declared.columns_read))}.
-{brings and f"It brings {brings}."}"""
+    lines = [
+        f"A formula that came with a request ({why}).",
+        f"{request}; clients = {formula.clients}",
+        f"Likelihood {family.likelihood}",
+        f"Priors {priors or 'of hierfl'}",
+        f"It reads the columns {', '.join(map(str, declared.columns_read))}.",
+        brings and f"It brings {brings}.",
+    ]
+    return "\n".join(map(_in_line, lines))
+
+
+def _in_line(text: str) -> str:
+    """Return a text in one line, such that no other is written as it is: approval is of what is written."""
+    signs = (of if of.isprintable() and of != "\\" else repr(of)[1:-1] for of in text)
+    return "".join(signs)
 
 
 def beyond(formula: Formula, columns: Collection[str], transforms: Collection[str] | None) -> str:

@@ -252,8 +252,7 @@ def _scores(scores: Mapping[str, Tensor], rows: int) -> Iterator[str]:
             yield f"its {name} is none that predictions have"
 
 
-CHECKS: Mapping[str, Callable[[Any, int], Iterator[str]]]
-CHECKS = {"summaries": _summaries, "predictions": _predictions, "scores": _scores}
+CHECKS: dict[str, Any] = {"summaries": _summaries, "predictions": _predictions, "scores": _scores}
 
 QUOTING = str.maketrans("", "", "['\"]")  # of the names of leaves
 

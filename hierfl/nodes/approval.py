@@ -19,11 +19,12 @@ def preview_of(folder: Path, run: str) -> Path:
 
 
 def write_preview(folder: Path, run: str, text: str) -> None:
-    """Write the preview of a run into a node's folder; refuse one that nobody reads (`Forbidden`)."""
+    """Write the preview of a run into a node's folder, for a terminal; refuse one that nobody reads (`Forbidden`)."""
     if len(text) > LONGEST:
         raise Forbidden(f"what its owner would have to read has more than {LONGEST:,} characters")
     private_folder(folder / PREVIEWS)
-    write_private(preview_of(folder, run), f"{text}\n".encode())
+    shown = "".join(of if of.isprintable() or of == "\n" else " " for of in text)
+    write_private(preview_of(folder, run), f"{shown}\n".encode())
     texts = sorted((folder / PREVIEWS).glob("*.txt"), key=lambda path: path.stat().st_mtime_ns)
     waiting = [path for path in texts if not (folder / APPROVED / path.stem).exists()]
     for path in waiting[:-MOST]:
@@ -56,6 +57,5 @@ def check_approved(folder: Path, run: str) -> None:
 def asked_first(folder: Path, what: str, text: str) -> None:
     """Refuse what leaves before a run, unless the owner has approved its text (`Forbidden`)."""
     name = f"{what}-{digest(text.encode())[:16]}"
-    if not preview_of(folder, name).exists():
-        write_preview(folder, name, text)
+    write_preview(folder, name, text)
     check_approved(folder, name)

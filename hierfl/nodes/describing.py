@@ -38,7 +38,6 @@ from hierfl.nodes.policy import Forbidden
 from hierfl.nodes.row_sets import RowCodes, rows_of_frame
 
 ASKS, LEAVES = "describe", "descriptions"
-LEAST_ROWS = 2  # that a number rests on, whatever a policy says
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class DescriptionRequest:
     """What is asked: a "table" of columns or "times", by the values of a column ("": of all rows)."""
 
     kind: Literal["table", "times"]
-    least: Annotated[int, Meta(ge=LEAST_ROWS, lt=1 << 26)]
+    least: Annotated[int, Meta(ge=2, lt=1 << 26)]  # that a number rests on, whatever a policy says
     by: str
     columns: tuple[str, ...] = ()
 

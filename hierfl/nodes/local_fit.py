@@ -23,7 +23,7 @@ from hierfl.engine.rounds import Progress, settle
 from hierfl.formulas.disclosure import columns_of_scores, scores_of_few
 from hierfl.nodes.account import Entry, Ledger, digest
 from hierfl.nodes.client_state import Node, state_after, with_mail
-from hierfl.nodes.messages import NodeFailed, Refused, StateRequest, to_bytes
+from hierfl.nodes.messages import Refused, StateRequest, to_bytes
 from hierfl.nodes.row_sets import keep_in, kept_in
 from hierfl.posterior.prediction import Prediction
 from hierfl.runs.result import Fit
@@ -61,34 +61,29 @@ def answered(
             node.federation.program.observed_site(question.site)
         except (KeyError, ValueError) as error:
             raise Refused(str(error)[:500]) from error
-    try:
-        fit = local_fit(node, tree, question)
-        if kind == "imputed":
-            table = pd.DataFrame(columns=COLUMNS)
-            with suppress(NothingMissing):
-                table = fit.imputed(**how).frame
-            _write(node, question, "csv", table.to_csv(index=False).encode())
-            return {}
-        if kind in ("predictions", "scores"):
-            released, scored = _of_rows(node, fit, question, tree["rows"])
-            if scored is not None and ledger is not None:
-                hidden = _check_scores(node, ledger, scored, least)
-                few |= {name: [0] for name in hidden}
-                released |= {name: torch.zeros_like(released[name]) for name in hidden}
-            return released
-        draws = {name: value[:, 0] for name, value in fit.draws(**how).own.items()}
-        if kind == "draws":
-            _write(node, question, "safetensors", to_bytes(draws, {"run": node.run}))
-        else:
-            table = table_of_sites({name: _summary(value) for name, value in draws.items()})
-            _write(node, question, "csv", table.to_csv(index=False).encode())
-        for name, places in few.items():
-            draws[name] = draws[name].index_fill(1, torch.tensor(places), 0.0)
-        return draws if kind == "draws" else {n: _summary(value) for n, value in draws.items()}
-    except Refused:
-        raise
-    except Exception as error:
-        raise NodeFailed(f"{kind} of client '{node.client}' fail: its log says why") from error
+    fit = local_fit(node, tree, question)
+    if kind == "imputed":
+        table = pd.DataFrame(columns=COLUMNS)
+        with suppress(NothingMissing):
+            table = fit.imputed(**how).frame
+        _write(node, question, "csv", table.to_csv(index=False).encode())
+        return {}
+    if kind in ("predictions", "scores"):
+        released, scored = _of_rows(node, fit, question, tree["rows"])
+        if scored is not None and ledger is not None:
+            hidden = _check_scores(node, ledger, scored, least)
+            few |= {name: [0] for name in hidden}
+            released |= {name: torch.zeros_like(released[name]) for name in hidden}
+        return released
+    draws = {name: value[:, 0] for name, value in fit.draws(**how).own.items()}
+    if kind == "draws":
+        _write(node, question, "safetensors", to_bytes(draws, {"run": node.run}))
+    else:
+        table = table_of_sites({name: _summary(value) for name, value in draws.items()})
+        _write(node, question, "csv", table.to_csv(index=False).encode())
+    for name, places in few.items():
+        draws[name] = draws[name].index_fill(1, torch.tensor(places), 0.0)
+    return draws if kind == "draws" else {n: _summary(value) for n, value in draws.items()}
 
 
 def few_rows(node: Node, least: int, asked: Mapping[str, Tensor]) -> Few:

@@ -139,7 +139,7 @@ def mark_of(folder: Path, name: str = MARK) -> Mark | None:
     try:
         mark = Mark(*json.loads((folder / name).read_bytes()))
         return mark if min(mark.entries - 1, mark.start) >= 0 else None
-    except (OSError, TypeError, ValueError):
+    except (OSError, TypeError, ValueError, RecursionError):
         return None
 
 
@@ -164,6 +164,6 @@ def accounts_since(folder: Path, mark: Mark) -> list[str] | None:
         return None
     for line in lines[:-1]:
         # a line of before an account, or cut by a crash
-        with suppress(KeyError, TypeError, ValueError):
+        with suppress(KeyError, TypeError, ValueError, RecursionError):
             named.append(json.loads(line)["account"])
     return named

@@ -111,10 +111,11 @@ def node(
     seed: int = 0,
     policy: str | Path | None = None,
     frames: Any = None,
+    brought: bool = False,
 ) -> Node:
     """Set up a node for a run, from what all agreed on.
 
-    `folder` is private, and `policy` a file, by default one in it; a formula has read `frames`.
+    `folder` is private; `policy` a file, by default in it; a formula has read `frames`; a server `brought` the method.
     """
     root = Path(folder)
     allowed = policy_at(policy, root, own=method)
@@ -130,7 +131,11 @@ def node(
             raise Refused("the model has no place for codes that were agreed on") from error
         allowed.check_client(federation.client, rows)  # a preview takes steps
         run, key = run_name(method, agreement, seed), Ledger.at(root).key
-        reads = sorted((program.reads.model | program.reads.guide) & rows.fields.keys())
+        beside = program.reads.guide | {*filter(None, [federation.client.sums_by])}
+        if others := sorted(beside - program.reads.model if brought else ()):
+            what = f"the server's method reads field '{others[0][:80]}', which the node's model"
+            raise Refused(f"{what} does not: leave it out (fields=, validation=)")
+        reads = sorted((program.reads.model | beside) & rows.fields.keys())
         behind = rows_of_data(rows, reads or list(rows.fields), key)
         if frames is not None:
             from hierfl.formulas.own_rows import groups_of_few  # pandas
@@ -293,8 +298,9 @@ def _stays(node: Node, kind: str, of_own_rows: bool, policy: Policy) -> str:
         return "missing values of rows stay at their node"
     if kind not in policy.may_leave:
         return f"the node's policy lets no {kind} leave: may_leave lacks '{kind}'"
-    if of_own_rows and kind == "predictions" and "rows" not in policy.may_leave:
-        return "the node's policy lets no rows leave (may_leave), and predictions have a number for each of its rows"
+    is_of_rows = (of_own_rows and kind == "predictions") or node.federation.client.keeps_rows
+    if is_of_rows and "rows" not in policy.may_leave:
+        return f"the node's policy lets no rows leave (may_leave), and these {kind} tell of single rows"
     if node.federation.data.num_rows < policy.min_count:
         return f"the client has fewer rows than the {policy.min_count} on which an answer must rest (min_count)"
     if of_own_rows and (policy.budget or node.federation.client.row_noise):

@@ -116,8 +116,9 @@ def answer_waiting(
     place, is passed over: those after it are answered. `only`: the request with this SHA-256.
     """
     for path in sorted(folder.glob(f"*{REQUEST}")):
+        most = station.allowed.bytes_a_request  # or there is no policy: the owner is told
         try:
-            request = read(path, station.allowed.bytes_a_request)
+            request = read(path, most)
         except Refused:  # a link to a file of the node would tell the hash of that file
             continue
         if only not in (None, digest(request)) or _of(path).is_dir():

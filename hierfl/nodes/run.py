@@ -244,8 +244,7 @@ class Nodes:
     def keep_counted(self, history: Sequence[dict[str, Any]]) -> None:
         """Write into the last record who was counted when, where the seed of cohorts is not kept."""
         if self.federation.server.cohort_seed is not None:
-            rounds = self.counted.items()
-            history[-1][COUNTED] = [{"client": name, "round": at} for name, at in rounds]
+            history[-1][COUNTED] = [{"client": n, "round": at} for n, at in self.counted.items()]
 
 
 @one_at_a_time

@@ -192,8 +192,9 @@ class Station:
             policy, own = self.introduced.pop(self.folder, (None, None))
             if own is None or policy != self.allowed:
                 own = self._read()
-            how = {"seed": agreed.seed, "policy": self.policy, "frames": own.frames}
             method = own.call.made_by(agreed.method)
+            how = {"frames": own.frames, "brought": method is not own.call.method}
+            how |= {"seed": agreed.seed, "policy": self.policy}
             self.ready[self.folder] = node(method, own.data, agreed.agreement, self.folder, **how)
         return self.ready[self.folder]
 

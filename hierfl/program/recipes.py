@@ -105,16 +105,23 @@ def counts(value: Any) -> Iterator[tuple[str, int]]:
 
 # ----------------------------------------------------------------------------------------------
 # remaking
+class Handed(NamedTuple):
+    """Options that are handed to a method, and to each that it is made of, and which of them were `used`."""
+
+    options: Mapping[str, Any]
+    used: set[str]
+
+
 def remake(description: JSON, *, handed: Mapping[str, Any] | None = None) -> Any:
     """Make again what `describe` described, from untrusted JSON; options that are `handed` must match it."""
-    handed = dict(handed or {})
-    made = _remade(description, "", handed)
-    name = next(iter(handed), None)  # what is used is taken out
-    _require(name is None, f"the record has no {name} to pass: leave {name}= out")
+    options = Handed(handed or {}, set())
+    made = _remade(description, "", options)
+    for name in options.options:
+        _require(name in options.used, f"the record has no {name} to pass: leave {name}= out")
     return made
 
 
-def _remade(description: JSON, place: str, handed: dict[str, Any]) -> Any:
+def _remade(description: JSON, place: str, handed: Handed) -> Any:
     """Make again a description that stands at an option of the call around it."""
     if description is None or isinstance(description, bool | int | float | str):
         return description
@@ -150,7 +157,7 @@ def _found(description: dict[str, Any], place: str) -> Any:
     return builder
 
 
-def _called(description: dict[str, Any], place: str, handed: dict[str, Any]) -> Any:
+def _called(description: dict[str, Any], place: str, handed: Handed) -> Any:
     form = "made_by" if "made_by" in description else "family"
     name, given = _checked(description, form, str), _checked(description, "with", dict)
     factory = _factory(name, form, place)
@@ -161,8 +168,9 @@ def _called(description: dict[str, Any], place: str, handed: dict[str, Any]) -> 
             is_count = isinstance(value, int) and ("seed" in key or 0 <= value < MOST)
             why = f"{_short(key)} is {_short(value)}, not a count below {MOST:,}: {HAND_IN}"
             _require(is_count or value is None, why)
-        if of_method and key in handed:
-            options[key] = handed.pop(key)
+        if of_method and key in handed.options:
+            options[key] = handed.options[key]
+            handed.used.add(key)
             _check_same(value, options[key], key, f"the {key} that was passed")
         else:
             options[key] = _remade(value, key if of_method else "", handed)
@@ -186,6 +194,9 @@ def _factory(name: str, form: str, place: str) -> Any:
         factory = find(name)
     is_family = isinstance(factory, Family)
     _require(form != "family" or is_family, f"{_short(name)} is not a guide family: {_fix(place)}")
+    is_guide = place != "guide" or not name.startswith("hierfl.models.")
+    # what it observed would be a likelihood of the recipe's choice
+    _require(is_guide, f"{_short(name)} is a model, not a guide: {_fix(place)}")
     makes = getattr(factory, "__recorded__", False) is True
     if isinstance(factory, type):
         makes = is_dataclass(factory) or issubclass(factory, torch.distributions.Distribution)

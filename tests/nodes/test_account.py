@@ -26,7 +26,7 @@ from hierfl.nodes.stations import Station
 from hierfl.optimizers import SGD
 from hierfl.summaries.row_noise import RowNoise
 from tests.formulas.frames import patients
-from tests.methods.cases import common
+from tests.methods.cases import common, shared
 from tests.nodes.one_process import lone, rows
 from tests.nodes.test_agreed_schema import made
 from tests.nodes.test_faults import plain
@@ -266,6 +266,22 @@ def test_no_sums_of_a_class_of_few_rows_leave(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text("")
     with pytest.raises(Forbidden, match="sums of each code of field 'y', and fewer than 5 rows"):
         lone(method, part, tmp_path)
+
+
+def test_no_validation_rows_of_the_servers_choice_are_few(tmp_path: Path) -> None:
+    """The server names the field; scores are losses of its rows at parameters that the server sends."""
+    part = federation((30, 8)).select(["north"])
+    few, some = torch.zeros(30), torch.zeros(30)
+    few[7], some[:9] = 1.0, 1.0
+    part = part.with_fields(few=few, some=some, many=torch.arange(30.0))
+    made: Any = partial(methods.fedfomo, shared(), models=1, batch_size=None)
+    for field in ("few", "many"):
+        with pytest.raises(Forbidden, match=f"sums of each code of field '{field}', and fewer"):
+            lone(made(validation=field), part, tmp_path / field)
+    with pytest.raises(Forbidden, match="a mini-batch holds 1 of the client's 30 rows"):
+        lone(made(validation="some", batch_size=6), part, tmp_path / "part")
+    one = lone(made(validation="some"), part, tmp_path / "some")
+    assert {"some", "y"} <= {*one.behind.every}  # who is a validation row is compared, too
 
 
 def test_nothing_leaves_before_it_is_approved(tmp_path: Path) -> None:

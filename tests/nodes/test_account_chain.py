@@ -63,6 +63,7 @@ def all_but_a_state(folder: Path) -> None:
     (folder / "1f0c.state").write_bytes(b"of a run")
 
 
+DEEP = b"[" * 100_000
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "gone": lambda path: path.unlink(),
     "empty": lambda path: path.write_bytes(b""),
@@ -82,6 +83,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "without its mark": lambda path: (path.parent / log.MARK).unlink(),
     "without its other mark": lambda path: (path.parent / log.COPY).unlink(),
     "with no mark that is one": lambda path: (path.parent / log.MARK).write_bytes(b"[-1, 3]"),
+    "with a mark of endless levels": lambda path: (path.parent / log.MARK).write_bytes(DEEP),
     "whose log is gone": lambda path: (path.parent / log.FILE).unlink(),
     "whose log is cut by a line": lambda path: lines_of(lambda lines: lines[:-1])(
         path.parent / log.FILE

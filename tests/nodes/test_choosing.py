@@ -1,6 +1,10 @@
 """Without rows, the method that is chosen for a model is the one that `hierfl.fit` chooses with them."""
 
+import inspect
+import itertools
 import json
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pyro
@@ -8,14 +12,17 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from hierfl import ClientData, Settings, methods, models
+import hierfl
+from hierfl import ClientData, Settings, guides, methods, models
 from hierfl.engine.federation import Disclose
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.choosing import FitCall, decided
 from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import run_name
+from hierfl.nodes.stations import station
 from hierfl.program.recipes import describe
 from hierfl.runs.choice import choose
+from hierfl.summaries.row_noise import RowNoise
 from tests.programs import federation, logistic, regression
 
 NORMAL = models.likelihood.normal(1.0)
@@ -85,9 +92,53 @@ def test_a_node_makes_methods_of_its_own_model_alone() -> None:
         3,
         {"made_by": "os.system", "with": {"command": "true"}},
         {"named": "print"},
+        # whose secret gives its noise away, and whose norm tells the longest row from the others
+        describe(methods.two_stage(regression, row_noise=RowNoise(1e9, 0.1, 2.0, secret=0))),
     ):
         with pytest.raises(Refused, match="cannot be made here"):
             FitCall(regression).made_by(wrong)
+
+
+def test_no_option_of_a_method_brings_another_model() -> None:
+    """A formula in a recipe would be a question that no owner has approved: the node's model stood elsewhere."""
+    own, others = models.regression("gaussian"), [models.regression("gaussian", y="secret")]
+    others.append(hierfl.formula("y ~ secret + (1 | h)", clients="h"))
+    builders = {name: getattr(methods, name) for name in methods.__all__}
+    taken = 0
+    for name, builder in builders.items():
+        first, *options = inspect.signature(builder).parameters if callable(builder) else ("",)
+        for option, other in itertools.product(options, others):
+            of = {option: describe(methods.fedavg(own)), first: describe(other)}
+            if first == "method":
+                of[first] = describe(methods.two_stage(other))
+            with pytest.raises(Refused):
+                FitCall(own).made_by({"made_by": f"hierfl.methods.{name}", "with": of})
+            taken += 1
+    assert taken > 300
+
+
+@pytest.mark.parametrize("option", ["validation", "fields"])
+def test_a_servers_method_reads_no_field_that_the_model_does_not(
+    option: str, tmp_path: Path
+) -> None:
+    own: Any = models.network(linear(), likelihood=NORMAL)
+    part = federation((12,)).with_fields(secret=(torch.arange(12) > 5).double())
+    method = methods.fedfomo(own, validation="secret", batch_size=None)
+    if option == "fields":
+        own = regression
+        method = methods.fedsvi(own, guide=guides.amortized(fields=("secret",)))
+    agreed = {"agreement": asdict(between(part)), "method": describe(method), "seed": 0}
+    node = station(own, part, tmp_path)
+    with pytest.raises(Refused, match="reads field 'secret', which the node's model does not"):
+        node.reply("agree", json.dumps(agreed).encode())
+    made = station(method, part, tmp_path / "own")  # the owner has named the method
+    assert made.reply("agree", json.dumps(agreed).encode())
+
+
+def test_a_servers_guide_is_no_likelihood_of_its_choice() -> None:
+    own, guide = (models.regression(of, centered=True) for of in ("gaussian", "student"))
+    with pytest.raises(Refused, match="is a model, not a guide"):
+        FitCall(own).made_by(describe(methods.fedsvi(own, guide=guide)))
 
 
 def test_rounds_of_a_chosen_method() -> None:

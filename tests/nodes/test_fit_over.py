@@ -232,3 +232,29 @@ def test_an_end_of_an_interval_that_was_corrected_is_a_row_that_changed(tmp_path
     frame.loc[3, "upto"] += 2.0
     with pytest.raises(Refused, match="fewer than 5 rows have changed"):
         hierfl.nodes.fit(made, in_process({"north": frame}, tmp_path), rounds=1)
+
+
+def survivors(shift: float) -> dict[str, pd.DataFrame]:
+    """Return times of four clients, of which one has a single row, by a column far from 0."""
+    g, parts = np.random.default_rng(3), {}
+    for name, n in zip("abcd", (30, 1, 24, 18), strict=True):
+        x, u = g.normal(size=n), 0.5 * g.normal()
+        t = (g.weibull(1.6, n) * np.exp(0.4 * x + u)).clip(1e-3)
+        event = (g.random(n) < 0.8).astype(float)
+        parts[name] = pd.DataFrame({"t": t, "y": np.log(t), "e": event, "x": x + shift})
+    return parts
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("text", "family"),
+    [("t | event(e) ~ center(x) + (1 | c)", "weibull"), ("y ~ x + (1 | c)", "gaussian")],
+)
+def test_one_row_and_a_column_far_from_0_change_nothing(
+    text: str, family: Any, tmp_path: Path
+) -> None:
+    frames = survivors(1000.0)
+    formula = hierfl.formula(text, family, clients="c")
+    over = hierfl.nodes.fit(formula.on(frames), in_process(frames, tmp_path), seed=0)
+    same(over, hierfl.fit(formula, frames, seed=0))

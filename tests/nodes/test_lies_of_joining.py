@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ import torch
 import hierfl
 from benchmarks.attacks.lying_nodes import LIAR, NAMES
 from hierfl.core.trees import named_leaves
-from hierfl.nodes import Answer, FitOverNodes, Reached
+from hierfl.nodes import Answer, FitOverNodes, Reached, gathering
 from hierfl.nodes.messages import from_bytes, to_bytes
+from hierfl.nodes.run import without_rows
 from hierfl.nodes.stations import station
+from hierfl.nodes.updates import WHY
 from tests.nodes.lies import JSON_LIES, PLAUSIBLE, first_as, lies_of, places, replaced
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -175,3 +178,25 @@ def test_what_moves_the_posterior_for_one_alone_ends_no_others_joining(
     updated = four.updated("log ratios", lie)
     (out,) = updated.progress.history[-1]["left_out"]
     assert out["client"] == LIAR and "k-hat is" in out["reason"]
+
+
+def test_a_server_that_fails_with_one_that_joins_goes_on_with_the_others(
+    joining: Callable[[str], Joining], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update that no check refuses may still be one with which no posterior can be computed."""
+
+    def failing(*how: Any) -> Any:
+        everyone, *others = without_rows(*how)
+
+        def update(state: Any, means: Any, clock: Any) -> Any:
+            if clock.clients == len(NAMES):
+                raise ValueError("the four together are no posterior")
+            return everyone.server.update(state, means, clock)
+
+        return replace(everyone, server=replace(everyone.server, update=update)), *others
+
+    monkeypatch.setattr(gathering, "without_rows", failing)
+    updated = joining("bernoulli").updated()
+    (out,) = updated.progress.history[-1]["left_out"]
+    assert out["reason"] == WHY
+    assert {*updated.clients} == {*BEFORE, *NAMES} - {out["client"]}

@@ -18,6 +18,7 @@ from hierfl.formulas.questions import Question
 from hierfl.nodes.account import digest
 from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.envelope import read_line, write_request
+from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import introduced, node
 from hierfl.nodes.policy import Forbidden, Policy
 from hierfl.nodes.request_files import answer_waiting
@@ -104,6 +105,10 @@ def test_a_running_node_notices_that_its_folder_is_gone(tmp_path: Path) -> None:
     folder.rename(tmp_path / "elsewhere")
     for _ in range(2):  # what the first refusal leaves in its place is no folder of the node
         assert "moved or replaced" in str(read_line(station.answer(request))[0]["wrong"])
+    (mail := tmp_path / "mail").mkdir()
+    (mail / "0001-x.request.hfl").write_bytes(request)
+    with pytest.raises(Refused, match="moved or replaced"):  # who waits for requests is told
+        list(answer_waiting(station, mail))
     shutil.rmtree(folder)
     folder.symlink_to(tmp_path / "elsewhere")  # it is the same folder
     assert station.answer(request) == first

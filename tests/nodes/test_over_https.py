@@ -2,12 +2,15 @@
 
 import asyncio
 import gzip
+import re
 import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing import active_children
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -21,6 +24,7 @@ import hierfl
 from hierfl.cli.officer_page import entries
 from hierfl.nodes import Refused, TooFewNodes
 from hierfl.nodes.envelope import read_answer, write_answer
+from hierfl.nodes.policy import Policy
 from tests.nodes.test_faults import plain
 from tests.nodes.transports import INTRODUCE, plain_stations
 from tests.nodes.ways import EXAMPLE, serving
@@ -227,6 +231,24 @@ def test_who_does_not_shake_hands_keeps_nobody_out(
             ended += 1
         assert ended == 190
         assert client.post(f"{address}/node", content=INTRODUCE).status_code == 200
+
+
+def test_an_answer_that_nobody_reads_is_in_memory_once(folder: Path) -> None:
+    """With 16 connections, copies of it would take gigabytes that no policy bounds."""
+    content = bytes(1 << 26)
+    node = SimpleNamespace(answer=lambda request, *, by=None: content, allowed=Policy())
+    with serving(folder, {"node": node}) as address, connected(address, folder) as silent:
+        (process,) = active_children()
+
+        def peak() -> int:
+            return int(re.findall(r"VmHWM:\s+(\d+)", status.read_text())[0]) << 10
+
+        status = Path(f"/proc/{process.pid}/status")
+        before = peak()
+        silent.sendall(HEAD + b"Content-Length: 1\r\n\r\nx")
+        assert silent.recv(12) == b"HTTP/1.1 200"
+        time.sleep(1.0)
+        assert peak() - before < len(content) // 2
 
 
 def left_out(address: str, folder: Path, timeout: float = 600.0) -> str:

@@ -20,7 +20,7 @@ from hierfl.nodes import Answer, FitOverNodes, in_process
 from hierfl.nodes.messages import Ask, RoundRequest, StateRequest, from_bytes, to_bytes
 from hierfl.nodes.run import fit_nodes
 from hierfl.optimizers import SGD
-from tests.methods.cases import shared
+from tests.methods.cases import CASES, shared
 from tests.nodes.one_process import machines
 from tests.nodes.test_local_answers import ALL
 from tests.programs import federation, regression
@@ -178,6 +178,17 @@ def test_predictions_of_a_nodes_own_rows_are_rows(tmp_path: Path) -> None:
     assert not fit.predict(rows((2, 2, 2)), site="y", draws=5).withheld  # rows of the server
     assert not fit.scores(site="y", draws=5).withheld  # a mean over the rows
     assert "predictions" not in [line["what"] for line in entries(tmp_path / "east")][:-2]
+
+
+@pytest.mark.parametrize("name", ["knn_per", "pfedgp"])
+def test_predictions_by_rows_that_a_client_keeps_are_rows(name: str, tmp_path: Path) -> None:
+    """The label of the nearest row alone, under features that the server scales."""
+    policy = 'may_leave = ["predictions", "scores"]\nmin_count = 1\n'
+    fit = fitted(CASES[name].make(), tmp_path, policy)
+    for found in (fit.predict(rows((2, 2, 2)), draws=5), fit.scores(draws=5)):
+        assert not found.given and all(
+            "tell of single rows" in of for of in found.withheld.values()
+        )
 
 
 def test_no_answer_is_about_few_rows(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from hierfl.formulas.questions import Question
 from hierfl.formulas.signatures import ADDITIONS
 from hierfl.models.families.names import FAMILIES
 from hierfl.nodes import Station
-from hierfl.nodes.approval import approve
+from hierfl.nodes.approval import approve, write_preview
 from hierfl.nodes.client_rows import check_brought
 from hierfl.nodes.envelope import read_answer, read_request, write_answer, write_request
 from hierfl.nodes.log import FAILS
@@ -266,6 +266,29 @@ def test_a_formula_of_a_task_waits_for_its_owner(
 
 
 COLUMNS = pd.DataFrame(columns=["h", "secret", "x", "y", "z"])
+
+
+def test_what_an_owner_approves_has_no_line_that_the_request_forges(tmp_path: Path) -> None:
+    """Nor what moves a terminal's cursor, nor two requests whose texts look the same."""
+    line = "\x1b[2J\u202e\nPriors of hierfl\nIt reads the columns x, y."
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("y ~ x + (1 | h)", {"clients": f"h{line}"}),
+        (f"y ~ x + `z{line}` + (1 | h)", {}),
+        ("y ~ x + (1 | h)", {"priors": {f"b{line}": "normal(0, 1)"}}),
+        ("y ~ x + `a\nb` + (1 | h)", {}),
+        ("y ~ x + `a\\nb` + (1 | h)", {}),
+    ]
+    for text, how in asked:
+        with pytest.raises(Forbidden, match="waits for the approval"):
+            check_brought(hierfl.formula(text, **{"clients": "h", **how}), tmp_path, None, COLUMNS)
+    texts = [path.read_text() for path in (tmp_path / "previews").glob("*.txt")]
+    assert len(texts) == len(asked)
+    for text in texts:
+        first = [of.partition(" ")[0] for of in text.splitlines()]
+        assert first == ["A", "y", "Likelihood", "Priors", "It", ""]
+        assert text.replace("\n", "").isprintable()
+    write_preview(tmp_path, "run", line)  # of a run, whose settings come from a server
+    assert "\x1b" not in (tmp_path / "previews" / "run.txt").read_text()
 
 
 @pytest.mark.parametrize("key", ["columns", "formulas"])

@@ -149,6 +149,8 @@ def fedfomo(
 
         none = {"models": at_each(first, models), "there": torch.zeros(models)}
         training = descent.phase(lambda w, work, message, batch: loss_of(False, w, batch))
+        if validation is not None:  # all rows of a mini-batch but one may be validation rows
+            training = replace(training, alone=1)
         return Client(
             own=FedFomoClientState(first, first, none, torch.zeros(())),
             start=start,
@@ -158,6 +160,7 @@ def fedfomo(
             seen=lambda own: own.seen,
             new=new,
             mail=("mail",),
+            sums_by=validation or "",
         )
 
     return Method("fedfomo", model, delta, client, partial(_server, models), discloses="summaries")

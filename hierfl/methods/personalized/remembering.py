@@ -115,6 +115,7 @@ def remembering(
         finish=lambda work, message, own, rows: (copies(work, rows), work.beside),
         adapt=(remember,),
         most_adapting=1,
+        keeps_rows=True,
     )
 
 
