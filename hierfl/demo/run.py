@@ -55,7 +55,7 @@ class Effort:
 
     rounds: int | None = None
     map_rounds: int = 100
-    joining: int = 100
+    joining: int = 50
     draws: int = 200
     saved: int = 300
     columns: tuple[str, ...] | None = None
@@ -194,14 +194,15 @@ def as_one(data: ClientData) -> ClientData:
 
 
 def fit_all(
-    train: ClientData, effort: Effort, seed: int, *, local: Fit | None = None, draws: int = 2000
+    train: ClientData, effort: Effort, seed: int, *, local: Fit | None = None
 ) -> dict[str, Fit]:
-    """Fit the methods to the same rows, eagerly; `local`: local-only's fit if it is there; `draws`: the posterior's."""
+    """Fit the methods to the same rows, eagerly; `local`: local-only's fit if it is there."""
     go = partial(fit, seed=seed, progress=False, settings=Settings(compile=False))
     with warnings.catch_warnings():
         if effort.rounds is not None:  # quick: that too few rounds are taken is known
             warnings.filterwarnings("ignore", message="the rounds ended while")
-        method = two_stage(hierarchy(centered=True), draws=draws)
+        # predictions take 200 of them, posterior.nc 300; 800 seldom need a second weighting round
+        method = two_stage(hierarchy(centered=True), draws=800)
         posterior = go(method, train, rounds=effort.rounds)
     return {
         LOCAL: local or go(alone(), train, rounds=1),
@@ -234,8 +235,7 @@ def left_out(
     """Score a hospital's patients by fits to the others and by `local`, all hospitals' own, by method and setting."""
     own, new = train.select([name]), test.select([name])
     others = [other for other in train.names if other != name]
-    # predictions take 200 draws of the 1,000
-    fits = fit_all(train.select(others), effort, seed, local=local, draws=1000)
+    fits = fit_all(train.select(others), effort, seed, local=local)
     frames = []
     for other in others:
         lent = local.predict(replace(new, names=(other,)), draws=effort.draws, seed=seed)
@@ -245,12 +245,13 @@ def left_out(
     for setting in (UNSEEN, JOINED):
         frames.append(report.patients(pooled(fits[POOLED], new, effort, seed), setting, POOLED))
     for method in (MAP, POSTERIOR):
-        # every draw has coefficients of its own: 200 would err by 0.012 nats a patient
+        # every draw has coefficients of its own: 200 would err by 0.012 nats a patient, and by 0.008
+        # after the hospital has joined
         unseen = predict_from_prior(fits[method], new, draws=10 * effort.draws, seed=seed)
         joined = (
             fits[method]
             .personalize(own, rounds=effort.joining)
-            .predict(new, draws=1 if method == MAP else effort.draws, seed=seed)
+            .predict(new, draws=1 if method == MAP else 4 * effort.draws, seed=seed)
         )
         frames += [report.patients(unseen, UNSEEN, method), report.patients(joined, JOINED, method)]
     return frames

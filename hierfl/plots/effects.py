@@ -85,11 +85,14 @@ def client_panels(frame: pd.DataFrame, variable: str, by: str, label: str) -> Ax
         squeeze=False,
         layout="constrained",
     )
-    for ax, client in zip(grid.flat, clients, strict=False):
+    for k, (ax, client) in enumerate(zip(grid.flat, clients, strict=False)):
         of_client = frame[frame["client"] == client].drop(columns="client")
         conditional_effect(ax, of_client, variable, by=by)
         ax.set_title("new client" if client == "new" else str(client), fontsize=9)
         ax.label_outer()
+        if k + across >= len(clients):  # the lowest of its column, in a last row that is not full
+            ax.tick_params(labelbottom=True)
+            ax.set_xlabel(variable)
         if client != clients[across - 1] and ax.get_legend():
             ax.get_legend().remove()
     for ax in list(grid.flat)[len(clients) :]:

@@ -46,15 +46,19 @@ def test_levels_are_points_side_by_side() -> None:
 
 
 def test_each_client_has_a_panel_with_a_color_and_a_band_for_each_level() -> None:
-    of_arm = [table(["a", "b", "new"], [0.0, 1.0]).assign(arm=arm) for arm in ("early", "usual")]
+    names = ["a", "b", "c", "d", "new"]
+    of_arm = [table(names, [0.0, 1.0]).assign(arm=arm) for arm in ("early", "usual")]
     with rc_context({"backend": "agg"}):
         first = client_panels(pd.concat(of_arm, ignore_index=True), "x", "arm", "y")
         panels = first.figure.axes
         pyplot.close("all")
-    assert [ax.get_title() for ax in panels] == ["a", "b", "new client"]
+    assert [ax.get_title() for ax in panels] == ["a", "b", "c", "d", "new client"]
     assert all(len(ax.get_lines()) == len(ax.collections) == 2 for ax in panels)
     np.testing.assert_allclose(np.asarray(panels[1].get_lines()[0].get_ydata()), [1.0, 2.0])
-    assert [ax.get_legend() is None for ax in panels] == [True, True, False]
+    assert [ax.get_legend() is None for ax in panels] == [True, True, False, True, True]
+    assert [ax.get_xlabel() for ax in panels] == ["", "", "x", "x", "x"]
+    shown = [ax.xaxis.get_tick_params()["labelbottom"] for ax in panels]
+    assert shown == [False, False, True, True, True]
 
 
 def test_many_clients_are_thin_lines_without_bands() -> None:
