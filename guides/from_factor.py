@@ -46,8 +46,9 @@ class FromFactor:
         q(w | z) = Normal, proportional to p(w | z) exp(eta . v - v' Lambda v / 2),    v = (w, u)
 
     Of an even number of candidates, half from a wider q and half by a second factor or of the prior
-    alone, one is kept by importance weight; `with_prior`, a third each by all of these. The mean
-    weight gives an unbiased estimate of p(y | z).
+    alone, one is kept by importance weight; `with_prior`, a third each by all of these; `located`, all
+    by the curvature of the log joint where it is highest given z. The mean weight gives an unbiased
+    estimate of p(y | z).
     `hierarchy` is set once the program is read, with the `shapes` of the client's own params; so is
     `spread`, if the client keeps the sums of a Gaussian likelihood whose noise scale is its own: draws
     are then exact. Where a client's params hold a polynomial, it stands for the rows, of which none is

@@ -24,10 +24,8 @@ MOST = 30.0  # of a growth, smoothly: numbers stay finite
 REACH = 2.0  # sds of s, up to which modes drift with it
 LEAST_MOVE = 0.2  # of s, whose scalars are mostly logs of scales; else its sd
 POINTS = 2000  # at which slopes are computed for the growth, at most
-CHANGE, SHARE = (
-    0.1,
-    0.02,
-)  # of a growth over a move, and of the rows in a precision, from which they count
+CHANGE = 0.1  # of a growth over a move, from which it counts
+SHARE = 0.02  # of the rows in a precision, from which they count
 
 
 class Centering(NamedTuple):

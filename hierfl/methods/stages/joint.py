@@ -152,20 +152,14 @@ class Joint:
         return torch.cat([z, x[:, self.shared :]], 1), volume + centered
 
     def precisions(self, x: Tensor) -> Tensor:
-        """Return the prior's precisions of numbers x (K...,) of Normal sites; 1 of all others."""
+        """Return the prior's precisions of x (K...,): of Normal sites, and 1 of what the prior has standardized."""
         h, precision = self.hierarchy, torch.ones(len(x))
-        sites = h.linear_sites
-        if sites:
-            z = (
-                x[None, : self.shared]
-                if self.means is None
-                else self.means.at(x[None, : self.shared])[0]
-            )
+        if h.linear_sites and self.means is not None:
+            z = self.means.at(x[None, : self.shared])[0][0]
             with unchecked():
-                values = h.sites(z[0], torch.zeros(h.reading.own_size), h.row)
-            precision[h.inside] = precision_of(sites, values)[0][0].diagonal()
-            if self.means is not None:
-                precision[h.positions({s.name for s in self.means.sites})[0]] = 1.0
+                sites = h.sites(z, torch.zeros(h.reading.own_size), h.row)
+            precision[h.inside] = precision_of(h.linear_sites, sites)[0][0].diagonal()
+            precision[h.positions({site.name for site in self.means.sites})[0]] = 1.0
         return precision
 
     def from_own(self, z: Tensor, own: Tensor) -> Tensor:
