@@ -252,7 +252,8 @@ def _scores(scores: Mapping[str, Tensor], rows: int) -> Iterator[str]:
             yield f"its {name} is none that predictions have"
 
 
-CHECKS: dict[str, Any] = {"summaries": _summaries, "predictions": _predictions, "scores": _scores}
+CHECKS: Mapping[str, Callable[[Any, int], Iterator[str]]]
+CHECKS = {"summaries": _summaries, "predictions": _predictions, "scores": _scores}
 
 QUOTING = str.maketrans("", "", "['\"]")  # of the names of leaves
 

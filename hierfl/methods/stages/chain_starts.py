@@ -21,6 +21,7 @@ from hierfl.core.chains import Whitening, thinned, whitening_of
 from hierfl.core.gaussians import Factor
 from hierfl.methods.stages.centering import Centering, centering_of
 from hierfl.methods.stages.joint import Joint, Standard, standard_of
+from hierfl.methods.stages.mixing_chains import DENSE
 from hierfl.methods.stages.modes import Slopes, climbed, normal_about
 from hierfl.optimizers import Adam
 from hierfl.summaries.factor import factor_of, q_of
@@ -29,9 +30,8 @@ from hierfl.summaries.moving import line_of
 from hierfl.summaries.reading import QuadratureNodes
 from hierfl.summaries.surrogate import any_client, prior_draws
 
-# moves to the mode of the scales, of which each is at most so long at first, and shorter each time; and
-# numbers that may be centered by them
-MOVES, FARTHEST_MOVE, SHORTER, DENSE = 8, 0.5, 0.7, 100
+# moves to the mode of the scales, of which each is at most so long at first, and shorter each time
+MOVES, FARTHEST_MOVE, SHORTER = 8, 0.5, 0.7
 TRIES = 20  # points for each chain, of which it starts at a usable one
 # points of each kind for each chain, from the likeliest of which modes are looked for; first steps
 # there, and their length; modes that are compared
@@ -71,13 +71,14 @@ class ChainStarts:
 
     def heaviest(self, draws_z: Tensor) -> ChainStart:
         """Return the start with the most mass about it; modes are looked for from draws of z (S, K)."""
-        start, mode = self._about_mode(draws_z)
-        other = self._about_scales(self.alone(draws_z), mode)
+        alone = self.alone(draws_z)
+        start, mode = self._about_mode(alone, draws_z)
+        other = self._about_scales(alone, mode)
         return start if other is None else max(start, other, key=self._mass_about)
 
-    def _about_mode(self, draws_z: Tensor) -> tuple[ChainStart, Tensor]:
+    def _about_mode(self, alone: Standard, draws_z: Tensor) -> tuple[ChainStart, Tensor]:
         """Return a start about the mode, which is looked for from draws of z (S, K), and that mode."""
-        shared, alone = self.joint.shared, self.alone(draws_z)
+        shared = self.joint.shared
         reached = [
             self._reached(alone, draws_z, apart) for apart in (0.0, APART)[: 1 + self.joint.has_own]
         ]

@@ -137,11 +137,8 @@ class Joint:
         return z
 
     def x_of(self, z: Tensor, standard: Standard) -> Tensor:
-        """Return the coordinates (S, K...) of z (S, K...)."""
-        if self.means is not None:
-            numbers = self.means.back(z[:, : self.shared])
-            z = torch.cat([numbers, z[:, self.shared :]], 1)
-        return standard.centering.back(z)
+        """Return the coordinates (S, K) of z (S, K)."""
+        return standard.centering.back(z if self.means is None else self.means.back(z))
 
     def _natural(self, x: Tensor, standard: Standard) -> tuple[Tensor, Tensor | float]:
         """Return points x with z in place of its coordinates, and the log of how much volume grows, (S,)."""
@@ -308,7 +305,7 @@ class PlainJoint(Joint):
     def mixing(self, x: Tensor, standard: Standard) -> Tensor:
         """Return the clients' mixing parameters at points x, (S, N M); none is of a scattered site."""
         mixing = self.hierarchy.mixing
-        own = self.own_parts(self._natural(x, standard)[0])
+        own = self.own_parts(x)
         return (own[..., :0] if mixing is None else own[..., mixing.outside]).flatten(1)
 
     def _one(self, z: Tensor, e: Tensor, by: Standard) -> tuple[Tensor, Tensor, Tensor]:
