@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import torch
 from torch import Tensor
@@ -194,8 +194,34 @@ class CoefficientDraws:
 NEW, EACH = "new", "each"  # of an argument `client`: not names
 
 
-# or a fit over nodes: `here` is what the server has of it, and `local_draws` asks nodes for more
-Fitted = Snapshot | CoefficientDraws | Any
+class Sent(Protocol):
+    """Draws that nodes have sent, client -> site: (S, *shape), or why they have not."""
+
+    @property
+    def given(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """The draws of some clients."""
+
+    @property
+    def withheld(self) -> Mapping[str, str]:
+        """Why there are none of the others."""
+
+
+class AtNodes(Protocol):
+    """A fit whose clients' own coefficients are at nodes: `here` is what the server has."""
+
+    @property
+    def here(self) -> Snapshot:
+        """The fit as the server has it."""
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients' names."""
+
+    def local_draws(self, draws: int, *, seed: int, clients: Collection[str] | None) -> Sent:
+        """Ask nodes for draws of their clients' own sites, of some clients or of all."""
+
+
+Fitted = Snapshot | AtNodes | CoefficientDraws
 
 
 class Drawing(TypedDict, total=False):
