@@ -35,7 +35,7 @@ MORE = 4  # times as many candidates where some local scalars are not Normal
 # Scale of the candidates of D scalars, in those of the prior times the factor: 1 + WIDER / sqrt(D).
 WIDER = 0.5
 # Newton steps to where D local scalars are likeliest given the global ones: each takes 1 + D passes
-MOST_STEPS, PASSES = 4, 12
+MOST_STEPS, PASSES = 2, 12
 NEAR = 2.0**-10  # of the start, where densities are finite
 OWN_PARAM = "_factor"  # first part of the names of the local params
 

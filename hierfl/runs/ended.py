@@ -22,7 +22,6 @@ from hierfl.core.trees import tree_map
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.check import LEAST_EFFECTIVE
-from hierfl.diagnostics.entries import is_uncertain
 from hierfl.engine.chunks import NotFinite, Task, work_on
 from hierfl.engine.client_store import taken
 from hierfl.engine.federation import Federation
@@ -118,7 +117,7 @@ TIRED = "rounds stopped improving: the clients' factors move in a cycle"
 MISSED = "modes of little mass may be missed"
 LOOSE = 2.0  # rows a client, whose own scales no Gaussian factor fits
 # seconds that chains may take: at all, where they look for other modes, and in place of rounds
-LONGEST, LOOKING, AT_ONCE = 3600.0, 20.0, 60.0
+LONGEST, LOOKING, AT_ONCE = 3600.0, 30.0, 60.0
 TIMES = 3.0  # the time that chains on all rows may take, in that of one run of the server's chains
 
 
@@ -257,7 +256,7 @@ class Fallback:
         return (
             rests_on_few(final.log_weights, float(state.k_hat))
             or bool((known.effective < LEAST_EFFECTIVE).any())
-            or is_uncertain(known)
+            or bool((known.excess() > 1.0).any())
         )
 
     def ended(self, where: Progress, why: str) -> Progress:
