@@ -117,7 +117,7 @@ TIRED = "rounds stopped improving: the clients' factors move in a cycle"
 MISSED = "modes of little mass may be missed"
 LOOSE = 2.0  # rows a client, whose own scales no Gaussian factor fits
 # seconds that chains may take: at all, where they look for other modes, and in place of rounds
-LONGEST, LOOKING, AT_ONCE = 3600.0, 30.0, 60.0
+LONGEST, LOOKING, AT_ONCE = 3600.0, 20.0, 60.0
 TIMES = 3.0  # the time that chains on all rows may take, in that of one run of the server's chains
 
 

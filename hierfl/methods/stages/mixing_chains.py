@@ -109,11 +109,9 @@ class ChainCoordinates:
         """
         values = self.joint.values_of(drawn.draws, self.standard)
         share = min(1.0, drawn.effective / len(values))
-        ends = quality_of(values, torch.zeros(len(values)), share).end_error / END_OFF_BY_CHANCE
-        errors = ends.max().nan_to_num(posinf=1.0)
-        return len(drawn.steps) * max(
-            _excess(drawn), (drawn.spread[1] / SURE) ** 2, float(errors) ** 2
-        )
+        ends = quality_of(values, torch.zeros(len(values)), share).end_error.nan_to_num(posinf=0.0)
+        of_end = max((ends / END_OFF_BY_CHANCE).tolist(), default=0.0)
+        return len(drawn.steps) * max(_excess(drawn), (drawn.spread[1] / SURE) ** 2, of_end**2)
 
     def is_mixed(self, drawn: Sampled) -> bool:
         """Return whether chains have mixed, and know sds and tails well."""
