@@ -100,11 +100,12 @@ class Descent:
 
 
 class TwoLevels(NamedTuple):
-    """The working state of a client with a copy theta of the global params, own params phi, and the last loss, ()."""
+    """A client's copy theta of the global params, its own params phi, the last loss, (), and what it needs `beside`."""
 
     theta: Stepped
     phi: Stepped
     loss: Tensor
+    beside: Tree = ()
 
 
 Target = Callable[[Params, dict[str, Tree]], Params]

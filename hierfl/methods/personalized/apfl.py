@@ -25,7 +25,12 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Share, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import common_params, personal_client, plain_average
+from hierfl.methods.parts.averaging import (
+    TwoLevels,
+    common_params,
+    personal_client,
+    plain_average,
+)
 from hierfl.optimizers import SGD, Optimizer, Stepped, plain_lr, step
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
@@ -39,14 +44,11 @@ class APFLClientState(NamedTuple):
     seen: Tensor
 
 
-class APFLWork(NamedTuple):
-    """Both models, alpha, (), whether it moves in the next step, (), and the last loss, ()."""
+class Mixing(NamedTuple):
+    """The weight of a client's own model in the mixture, (), and whether it moves in the next step, ()."""
 
-    w: Stepped
-    v: Stepped
     alpha: Tensor
     moves: Tensor
-    loss: Tensor
 
 
 @About(
@@ -93,32 +95,33 @@ def apfl(
     def client(program: Program) -> Client:
         above = common_params(program, "apfl")
 
-        def start(message: Params, own: APFLClientState) -> APFLWork:
+        def start(message: Params, own: APFLClientState) -> TwoLevels:
             w, v = (Stepped(at, optimizer.init(at)) for at in (message, own.v))
-            return APFLWork(w, v, own.alpha, torch.full((), float(adaptive)), torch.zeros(()))
+            mixing = Mixing(own.alpha, torch.full((), float(adaptive)))
+            return TwoLevels(w, v, torch.zeros(()), mixing)
 
-        def personal(work: APFLWork, batch: ClientBatch) -> APFLWork:
-            w, v, weight = work.w.params, work.v, work.alpha
+        def personal(work: TwoLevels, batch: ClientBatch) -> TwoLevels:
+            w, v, (weight, moves) = work.theta.params, work.phi, work.beside
             gradient, value = slope(
                 lambda at: program.mean_loss(at, batch), _mixed(w, v.params, weight)
             )
             mine = step(optimizer, scaled(gradient, weight), v)
             along = sum(((v.params[n] - w[n]) * gradient[n]).sum() for n in gradient)
-            moved = (weight - work.moves * alpha_lr * along).clamp(0.0, 1.0)
-            return APFLWork(work.w, mine, moved, torch.zeros(()), value)
+            moved = (weight - moves * alpha_lr * along).clamp(0.0, 1.0)
+            return TwoLevels(work.theta, mine, value, Mixing(moved, torch.zeros(())))
 
-        def move(work: APFLWork, message: Params, batch: ClientBatch) -> APFLWork:
-            gradient, _ = slope(lambda at: program.mean_loss(at, batch), work.w.params)
-            return personal(work, batch)._replace(w=step(optimizer, gradient, work.w))
+        def move(work: TwoLevels, message: Params, batch: ClientBatch) -> TwoLevels:
+            gradient, _ = slope(lambda at: program.mean_loss(at, batch), work.theta.params)
+            return personal(work, batch)._replace(theta=step(optimizer, gradient, work.theta))
 
-        def tune(work: APFLWork, message: Params, batch: ClientBatch) -> APFLWork:
+        def tune(work: TwoLevels, message: Params, batch: ClientBatch) -> TwoLevels:
             return personal(work, batch)
 
         def finish(
-            work: APFLWork, message: Params, own: APFLClientState, rows: Tensor
+            work: TwoLevels, message: Params, own: APFLClientState, rows: Tensor
         ) -> tuple[Up, APFLClientState]:
-            up: Up = {"theta": Share(work.w.params), "loss": Share(work.loss)}
-            return up, APFLClientState(work.v.params, work.alpha, torch.ones(()))
+            up: Up = {"theta": Share(work.theta.params), "loss": Share(work.loss)}
+            return up, APFLClientState(work.phi.params, work.beside.alpha, torch.ones(()))
 
         return personal_client(
             APFLClientState(above, torch.tensor(alpha), torch.zeros(())),

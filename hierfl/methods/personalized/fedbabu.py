@@ -20,12 +20,8 @@ from hierfl.core.trees import Tree
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Up
 from hierfl.methods.about import About
-from hierfl.methods.personalized.fedrep import (
-    BodyAndHeadWork,
-    body_and_head,
-    check_has_body,
-    moving,
-)
+from hierfl.methods.parts.averaging import TwoLevels
+from hierfl.methods.personalized.fedrep import body_and_head, check_has_body, moving
 from hierfl.methods.wrappers.fine_tuned import tuned, tuning
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program, ProgramError
@@ -88,18 +84,16 @@ def fedbabu(
         split = body_and_head(program, head, "fedbabu")
         check_has_body(split, "fedbabu")
 
-        def start(message: Params, own: Tree) -> BodyAndHeadWork:
-            return split.work(message, split.first_head(message), {"body": optimizer})
+        def start(message: Params, own: Tree) -> TwoLevels:
+            return split.work(message, split.first_head(message), {"theta": optimizer})
 
-        def finish(
-            work: BodyAndHeadWork, message: Params, own: Tree, rows: Tensor
-        ) -> tuple[Up, Tree]:
+        def finish(work: TwoLevels, message: Params, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             return split.sent(work, 1.0), own
 
         plain = Client(
             own={},
             start=start,
-            phases=(Phase(moving(program, {"body": optimizer}), steps, unit, batch_size),),
+            phases=(Phase(moving(program, {"theta": optimizer}), steps, unit, batch_size),),
             finish=finish,
             params=lambda message, own: {**message, **split.first_head(message)},
         )

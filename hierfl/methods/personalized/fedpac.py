@@ -31,9 +31,9 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, expect_model, personal_client
+from hierfl.methods.parts.averaging import Descent, TwoLevels, expect_model, personal_client
 from hierfl.methods.parts.stacked import at_each, mean_of
-from hierfl.methods.personalized.fedrep import BodyAndHeadWork, moving
+from hierfl.methods.personalized.fedrep import moving
 from hierfl.models.memory_network import HeadedNetwork
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program
@@ -133,20 +133,20 @@ def fedpac(
     def client(program: Program) -> Client:
         head, (classes, _) = _parts(model, program)[1], _sizes(model, program)
 
-        def features(work: BodyAndHeadWork, batch: ClientBatch) -> Classes:
-            return by_class(model, classes, {**work.body.params, **work.head.params}, batch)
+        def features(work: TwoLevels, batch: ClientBatch) -> Classes:
+            return by_class(model, classes, {**work.theta.params, **work.phi.params}, batch)
 
-        def start(message: Tree, own: FedPACClientState) -> BodyAndHeadWork:
+        def start(message: Tree, own: FedPACClientState) -> TwoLevels:
             mine = chosen(own.seen, own.mail if mix else own.head, message["head"])
             none, blank = torch.zeros(()), torch.zeros_like(message["mu"])
-            return BodyAndHeadWork(
+            return TwoLevels(
                 Stepped(message["body"], optimizer.init(message["body"])),
                 Stepped(mine, head_optimizer.init(mine)),
                 none,
                 FedPACFeatures(blank, blank, none, Classes(message["mu"], message["known"], none)),
             )
 
-        def look(work: BodyAndHeadWork, message: Tree, batch: ClientBatch) -> BodyAndHeadWork:
+        def look(work: TwoLevels, message: Tree, batch: ClientBatch) -> TwoLevels:
             by_label = features(work, batch)
             share = by_label.rows / by_label.rows.sum()
             means = by_label.total / by_label.rows.clamp(min=1.0)[:, None]
@@ -156,27 +156,27 @@ def fedpac(
                 beside=FedPACFeatures(h, means, v.clamp(min=1e-12), work.beside.classes)
             )
 
-        def on_body(work: BodyAndHeadWork, message: Tree, batch: ClientBatch) -> BodyAndHeadWork:
+        def on_body(work: TwoLevels, message: Tree, batch: ClientBatch) -> TwoLevels:
             loss = _body_loss(program, model, feature_weight, work, message, batch)
-            gradient, value = slope(loss, work.body.params)
-            return work._replace(body=step(optimizer, gradient, work.body), loss=value)
+            gradient, value = slope(loss, work.theta.params)
+            return work._replace(theta=step(optimizer, gradient, work.theta), loss=value)
 
-        def look_again(work: BodyAndHeadWork, message: Tree, batch: ClientBatch) -> BodyAndHeadWork:
+        def look_again(work: TwoLevels, message: Tree, batch: ClientBatch) -> TwoLevels:
             return work._replace(beside=work.beside._replace(classes=features(work, batch)))
 
         def finish(
-            work: BodyAndHeadWork, message: Tree, own: FedPACClientState, rows: Tensor
+            work: TwoLevels, message: Tree, own: FedPACClientState, rows: Tensor
         ) -> tuple[Up, FedPACClientState]:
-            (h, _, v, (total, count, _)), mine = work.beside, work.head.params
+            (h, _, v, (total, count, _)), mine = work.beside, work.phi.params
             up: Up = {
-                "theta": Share(work.body.params, rows),
+                "theta": Share(work.theta.params, rows),
                 "classes": Share({"total": total, "count": count}),
                 "head": Each({"head": mine, "h": h, "v": v}),
                 "loss": Share(work.loss, rows),
             }
             return up, FedPACClientState(mine, own.mail, torch.ones(()))
 
-        tuning = descents.taking(moving(program, {"head": head_optimizer}), head_steps)
+        tuning = descents.taking(moving(program, {"phi": head_optimizer}), head_steps)
         return personal_client(
             FedPACClientState(head, head, torch.zeros(())),
             lambda message, own: own._replace(head=message["head"]),
@@ -215,12 +215,12 @@ def _body_loss(
     program: Program,
     model: HeadedNetwork,
     weight: float,
-    work: BodyAndHeadWork,
+    work: TwoLevels,
     message: Tree,
     batch: ClientBatch,
 ) -> Callable[[Params], Tensor]:
     """Return the loss of the body: nll, and the pull of features to their classes' means."""
-    head, has_mean = work.head.params, message["known"][:, None] > 0.0
+    head, has_mean = work.phi.params, message["known"][:, None] > 0.0
     labels = batch.fields[model.y][0].long()
     center = torch.where(has_mean, message["mu"], work.beside.means)[labels]
     pull = weight * message["known"].amax()  # none in the first round

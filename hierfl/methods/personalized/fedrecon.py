@@ -24,14 +24,8 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Rows, Server
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import OwnParams, personal_client
-from hierfl.methods.personalized.fedrep import (
-    BodyAndHeadWork,
-    Optimizers,
-    body_and_head,
-    check_has_body,
-    moving,
-)
+from hierfl.methods.parts.averaging import OwnParams, TwoLevels, personal_client
+from hierfl.methods.personalized.fedrep import Optimizers, body_and_head, check_has_body, moving
 from hierfl.methods.wrappers.averages import with_optimizer
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
@@ -90,22 +84,22 @@ def fedrecon(
     def client(program: Program) -> Client:
         split_params = body_and_head(program, head, "fedrecon")
         check_has_body(split_params, "fedrecon")
-        optimizers: Optimizers = {"head": head_optimizer, "body": body_optimizer}
+        optimizers: Optimizers = {"phi": head_optimizer, "theta": body_optimizer}
         support: Rows = "support" if split else "all"
         query: Rows = "query" if split else "all"
-        move = moving(program, {"body": body_optimizer})
+        move = moving(program, {"theta": body_optimizer})
 
-        def start(message: Params, own: OwnParams) -> BodyAndHeadWork:
+        def start(message: Params, own: OwnParams) -> TwoLevels:
             # beside the parts, the number of rows that the steps on the body go through
             none, first = torch.zeros(()), split_params.first_head(message)
             return split_params.work(message, first, optimizers, none)
 
-        def counted(work: BodyAndHeadWork, message: Params, batch: ClientBatch) -> BodyAndHeadWork:
-            after: BodyAndHeadWork = move(work, message, batch)
+        def counted(work: TwoLevels, message: Params, batch: ClientBatch) -> TwoLevels:
+            after: TwoLevels = move(work, message, batch)
             return after._replace(beside=work.beside + batch.mask().sum())
 
         on_head = Phase(
-            moving(program, {"head": head_optimizer}), head_steps, unit, batch_size, support
+            moving(program, {"phi": head_optimizer}), head_steps, unit, batch_size, support
         )
         made = (on_head,) if split_params.head and head_steps else ()
         return personal_client(
