@@ -26,13 +26,13 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from hierfl.core.arguments import expect
-from hierfl.core.trees import Tree, chosen, tree_map, with_rows
+from hierfl.core.trees import Tree, chosen, with_rows
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import Descent, TwoLevels, expect_model, personal_client
-from hierfl.methods.parts.stacked import at_each, mean_of
+from hierfl.methods.parts.stacked import at_each, mean_of, mixed
 from hierfl.methods.personalized.fedrep import moving
 from hierfl.models.memory_network import HeadedNetwork
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
@@ -261,7 +261,7 @@ def _server(program: Program, model: HeadedNetwork, mix: bool) -> Server:
         mail = reported["head"]
         if mix:
             weight = weights_of(reported["h"].flatten(1), reported["v"], seen)
-            mail = tree_map(lambda v: torch.tensordot(weight.to(v.dtype), v, 1), reported["head"])
+            mail = mixed(weight, reported["head"])
         return FedPACServerState(
             body=means["theta"],
             **reported,

@@ -14,7 +14,7 @@ for all clients and each head a point under a flat prior, so that heads do not b
 guide is `delta`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -77,6 +77,23 @@ class BodyAndHead:
         """Return the update, weighted by rows, and the head, which is kept."""
         return self.sent(work, rows), OwnParams(work.phi.params, torch.ones(()))
 
+    def client(
+        self,
+        start: Callable[[Params, OwnParams], TwoLevels],
+        phases: tuple[Phase, ...],
+        adapt: tuple[Phase, ...],
+    ) -> Client:
+        """Return a client that keeps its head, at first the common start."""
+        return personal_client(
+            OwnParams(self.head, torch.zeros(())),
+            lambda message, own: own._replace(params=self.first_head(message)),
+            start=start,
+            phases=phases,
+            finish=self.finished,
+            params=lambda message, own: {**message, **own.params},
+            adapt=adapt,
+        )
+
     def server(self) -> Server:
         """Return the server that averages the bodies."""
         start = self.body if self.in_program else {**self.body, **self.head}
@@ -119,13 +136,15 @@ def body_and_head(program: Program, head: NameRule | None, method: str) -> BodyA
     return BodyAndHead(body, mine, in_program=False)
 
 
-def check_has_body(split: BodyAndHead, method: str) -> None:
-    """Refuse a split without a body, for methods whose clients then have nothing to send."""
+def body_below(program: Program, head: NameRule | None, method: str) -> BodyAndHead:
+    """Split params, for methods whose clients have nothing to send without a body."""
+    split = body_and_head(program, head, method)
     if not split.body:
         raise ProgramError(
             f"{method} has nothing to learn together, as every param is in the head: choose a "
             "smaller head, or use local_only"
         )
+    return split
 
 
 def moving(program: Program, optimizers: Optimizers) -> Step:
@@ -198,15 +217,11 @@ def fedrep(
         on_all = Phase(moving(program, optimizers), body_steps, unit, batch_size)
         tuned = (on_head,) if split.head and head_steps else ()
         trained = (on_body,) if split.body and body_steps else ()
-        return personal_client(
-            OwnParams(split.head, torch.zeros(())),
-            lambda message, own: own._replace(params=split.first_head(message)),
-            start=lambda message, own: split.work(message, own.params, optimizers),
+        return split.client(
+            lambda message, own: split.work(message, own.params, optimizers),
             # a phase without steps is left out: mini-batches stay those of methods without it
-            phases=(on_all,) if joint else (*tuned, *trained),
-            finish=split.finished,
-            params=lambda message, own: {**message, **own.params},
-            adapt=tuned,
+            (on_all,) if joint else (*tuned, *trained),
+            tuned,
         )
 
     def server(program: Program) -> Server:
