@@ -23,6 +23,14 @@ class OwnParams(NamedTuple):
     seen: Tensor
 
 
+class OwnAndMail(NamedTuple):
+    """The same beside what the server writes for the client, `mail`."""
+
+    params: Params
+    mail: Params
+    seen: Tensor
+
+
 def personal_client(
     own: Tree,
     first: Callable[[Tree, Tree], Tree],

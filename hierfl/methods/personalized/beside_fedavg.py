@@ -182,7 +182,7 @@ class APFLClientState(NamedTuple):
     seen: Tensor
 
 
-class Mixing(NamedTuple):
+class APFLShare(NamedTuple):
     """The weight of a client's own model in the mixture, (), and whether it moves in the next step, ()."""
 
     alpha: Tensor
@@ -235,7 +235,7 @@ def apfl(
 
         def start(message: Params, own: APFLClientState) -> TwoLevels:
             w, v = (Stepped(at, optimizer.init(at)) for at in (message, own.v))
-            mixing = Mixing(own.alpha, torch.full((), float(adaptive)))
+            mixing = APFLShare(own.alpha, torch.full((), float(adaptive)))
             return TwoLevels(w, v, torch.zeros(()), mixing)
 
         def personal(work: TwoLevels, batch: ClientBatch) -> TwoLevels:
@@ -246,7 +246,7 @@ def apfl(
             mine = step(optimizer, scaled(gradient, weight), v)
             along = sum(((v.params[n] - w[n]) * gradient[n]).sum() for n in gradient)
             moved = (weight - moves * alpha_lr * along).clamp(0.0, 1.0)
-            return TwoLevels(work.theta, mine, value, Mixing(moved, torch.zeros(())))
+            return TwoLevels(work.theta, mine, value, APFLShare(moved, torch.zeros(())))
 
         def move(work: TwoLevels, message: Params, batch: ClientBatch) -> TwoLevels:
             gradient, _ = slope(lambda at: program.mean_loss(at, batch), work.theta.params)

@@ -31,7 +31,13 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, TwoLevels, expect_model, personal_client
+from hierfl.methods.parts.averaging import (
+    Descent,
+    OwnAndMail,
+    TwoLevels,
+    expect_model,
+    personal_client,
+)
 from hierfl.methods.parts.stacked import at_each, mean_of, mixed
 from hierfl.methods.personalized.fedrep import moving
 from hierfl.models.memory_network import HeadedNetwork
@@ -56,14 +62,6 @@ class FedPACFeatures(NamedTuple):
     means: Tensor  # (K, D)
     v: Tensor  # (), variance of h
     classes: Classes  # with the round's last body
-
-
-class FedPACClientState(NamedTuple):
-    """A client's head, and the mixed one, `mail`; `seen`, (), as in `OwnParams`."""
-
-    head: Params
-    mail: Params
-    seen: Tensor
 
 
 class FedPACServerState(NamedTuple):
@@ -136,8 +134,8 @@ def fedpac(
         def features(work: TwoLevels, batch: ClientBatch) -> Classes:
             return by_class(model, classes, {**work.theta.params, **work.phi.params}, batch)
 
-        def start(message: Tree, own: FedPACClientState) -> TwoLevels:
-            mine = chosen(own.seen, own.mail if mix else own.head, message["head"])
+        def start(message: Tree, own: OwnAndMail) -> TwoLevels:
+            mine = chosen(own.seen, own.mail if mix else own.params, message["head"])
             none, blank = torch.zeros(()), torch.zeros_like(message["mu"])
             return TwoLevels(
                 Stepped(message["body"], optimizer.init(message["body"])),
@@ -165,8 +163,8 @@ def fedpac(
             return work._replace(beside=work.beside._replace(classes=features(work, batch)))
 
         def finish(
-            work: TwoLevels, message: Tree, own: FedPACClientState, rows: Tensor
-        ) -> tuple[Up, FedPACClientState]:
+            work: TwoLevels, message: Tree, own: OwnAndMail, rows: Tensor
+        ) -> tuple[Up, OwnAndMail]:
             (h, _, v, (total, count, _)), mine = work.beside, work.phi.params
             up: Up = {
                 "theta": Share(work.theta.params, rows),
@@ -174,20 +172,18 @@ def fedpac(
                 "head": Each({"head": mine, "h": h, "v": v}),
                 "loss": Share(work.loss, rows),
             }
-            return up, FedPACClientState(mine, own.mail, torch.ones(()))
+            return up, OwnAndMail(mine, own.mail, torch.ones(()))
 
         tuning = descents.taking(moving(program, {"phi": head_optimizer}), head_steps)
         return personal_client(
-            FedPACClientState(head, head, torch.zeros(())),
-            lambda message, own: own._replace(head=message["head"]),
+            OwnAndMail(head, head, torch.zeros(())),
+            lambda message, own: own._replace(params=message["head"]),
             start=start,
             phases=(Phase(look), tuning, descents.taking(on_body), Phase(look_again)),
             finish=finish,
-            params=lambda message, own: {**message["body"], **own.head},
+            params=lambda message, own: {**message["body"], **own.params},
             adapt=(tuning,),
-            new=lambda message: FedPACClientState(
-                message["head"], message["head"], torch.zeros(())
-            ),
+            new=lambda message: OwnAndMail(message["head"], message["head"], torch.zeros(())),
             mail=("mail",),
             sums_by=model.y,
         )
