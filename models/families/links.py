@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -208,10 +207,17 @@ def _given(fn: Any) -> dict[str, Any]:
 
 
 def _arguments(fn: Any, values: dict[str, Any]) -> str:
-    names = [n for n in inspect.signature(type(fn).__init__).parameters if n != "self"]
-    positional = [*takewhile(values.__contains__, names)]
-    texts = {n: _value(v) if isinstance(v, Tensor) else repr(v) for n, v in values.items()}
-    return ", ".join(t if n in positional else f"{n}={t}" for n, t in texts.items())
+    texts, positional = [], True
+    for name in inspect.signature(type(fn).__init__).parameters:
+        if name in ("self", "validate_args"):
+            continue
+        if name not in values:
+            positional = False
+            continue
+        value = values[name]
+        text = _value(value) if isinstance(value, Tensor) else repr(value)
+        texts.append(text if positional else f"{name}={text}")
+    return ", ".join(texts)
 
 
 def _value(value: Tensor) -> str:
