@@ -12,6 +12,10 @@ from pyro.ops import gaussian, tensor_utils
 from torch import Tensor
 from torch.distributions.utils import broadcast_all, vec_to_tril_matrix
 
+from hierfl.core.gaussians import LOG_2_PI
+
+BY_HAND = 4  # entries of a Normal vector at most, which are solved for one after the other
+
 
 def _accept(self: Any, value: Tensor) -> None:
     """Accept a value, whatever it is: a traced function has none to read."""
@@ -40,6 +44,22 @@ def _nan_normal(self: Any, value: Tensor) -> Tensor:
     return density.where(ok, torch.zeros_like(density))
 
 
+def _joint_normal(self: Any, value: Tensor) -> Tensor:
+    """Solve for the standard normals of few entries by hand: LAPACK takes matrices one by one."""
+    tril, away = self._unbroadcasted_scale_tril, value - self.loc
+    size = away.shape[-1]
+    if size > BY_HAND:
+        density: Tensor = _torchs_joint_normal(self, value)
+        return density
+    normals: list[Tensor] = []
+    for i in range(size):
+        rest = sum((tril[..., i, j] * normals[j] for j in range(i)), torch.zeros(()).to(away))
+        normals.append((away[..., i] - rest) / tril[..., i, i])
+    square = sum((e.square() for e in normals[1:]), normals[0].square())
+    log_scale = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return -0.5 * (square + size * LOG_2_PI) - log_scale
+
+
 def _nan_joint_normal(self: Any, value: Tensor) -> Tensor:
     """Give missing entries a standard normal of their own, at its mode, and take its density away."""
     ok = value.isfinite()
@@ -48,7 +68,7 @@ def _nan_joint_normal(self: Any, value: Tensor) -> Tensor:
     covariance = covariance.where(pairs, torch.eye(value.shape[-1]).to(covariance))
     fn = dist.MultivariateNormal(self.loc, covariance, validate_args=False)
     absent = (~ok).to(value).sum(-1)
-    return fn.log_prob(value.where(ok, self.loc)) + 0.5 * math.log(2.0 * math.pi) * absent
+    return fn.log_prob(value.where(ok, self.loc)) + 0.5 * LOG_2_PI * absent
 
 
 def _safe_log(x: Tensor) -> Tensor:
@@ -98,6 +118,7 @@ def _correlations(self: Any, x: Tensor) -> Tensor:
     return (r + torch.eye(r.shape[-1]).to(r)) * left
 
 
+_torchs_joint_normal: Any = torch.distributions.MultivariateNormal.log_prob
 _torchs_one_hot: Any = torch.nn.functional.one_hot
 
 
@@ -114,6 +135,7 @@ CARRIED: tuple[tuple[Any, str, Any], ...] = (
     (torch.distributions.Distribution, "_validate_sample", _accept),
     (torch.distributions.Multinomial, "log_prob", _multinomial),
     (dist.OrderedLogistic, "__init__", _ordered),
+    (torch.distributions.MultivariateNormal, "log_prob", _joint_normal),
     (dist.NanMaskedNormal, "log_prob", _nan_normal),
     (dist.NanMaskedMultivariateNormal, "log_prob", _nan_joint_normal),
     (torch.nn.functional, "one_hot", _one_hot),

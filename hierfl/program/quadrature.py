@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import product
+from itertools import product as pairs
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.func import debug_unwrap, grad, vjp, vmap
 
-from hierfl.core.gaussians import LOG_2_PI, dot, inverse_root, times
+from hierfl.core.gaussians import LOG_2_PI, dot, inverse_root, product, times
 from hierfl.core.importance_sampling import normal_points
 
 Log = Callable[[Tensor], Tensor]  # (*shape, D) -> (*shape)
@@ -31,6 +31,7 @@ CANDIDATES = 64  # of a draw from a density that is near a Normal
 POINTS = 1024  # with which Laplace's approximation is compared
 # sds and number of the points at which a density is compared with a quadratic form; digits that agree
 WIDE, TRIALS, ROUNDING = 2.0, 8, 1e-10
+CORNERS = (0, 0), (0, 1), (1, 1)
 FLATTEST = 1e-8  # the curvature of a direction, relative to the prior's, where a density is flat
 
 
@@ -47,7 +48,8 @@ class Normals(NamedTuple):
 
     def at(self, z: Tensor) -> Tensor:
         """Return m + L z, for z (D,) or (*shape, D)."""
-        return self.loc + times(self.root, z.expand(self.loc.shape))
+        columns = (self.root[..., i] * z[..., i, None] for i in range(z.shape[-1]))
+        return sum(columns, self.loc)
 
 
 def derivatives(log: Log, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,6 +146,13 @@ def _positive(matrix: Tensor) -> Tensor:
     matrix = matrix.nan_to_num()
     if matrix.shape[-1] == 1:
         return matrix.abs().clamp(min=FLATTEST)
+    if matrix.shape[-1] == 2:  # (A A)^(1/2) in closed form: LAPACK takes matrices one by one
+        square, (a, b, c) = product(matrix, matrix), (matrix[..., i, j] for i, j in CORNERS)
+        det = (a * c - b * b).abs()
+        eye = torch.eye(2, dtype=matrix.dtype)
+        trace = (a * a + c * c + 2.0 * (b * b + det)).clamp(min=FLATTEST**2)
+        root = (square + det[..., None, None] * eye) / trace.sqrt()[..., None, None]
+        return root + FLATTEST * eye
     values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.mT))
     return (vectors * values.abs().clamp(min=FLATTEST)[..., None, :]) @ vectors.mT
 
@@ -173,8 +182,8 @@ def is_quadratic(log: Log, start: Tensor, place: Normals) -> Tensor:
 def nodes_of(order: int, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return nodes (Q, D) and the logs of what they count, log w + |z|^2 / 2, (Q,)."""
     points, weights = (torch.as_tensor(a) for a in np.polynomial.hermite_e.hermegauss(order))
-    z = torch.tensor(list(product(points.tolist(), repeat=size)), dtype=like.dtype)
-    logs = torch.tensor(list(product(weights.log().tolist(), repeat=size)), dtype=like.dtype)
+    z = torch.tensor(list(pairs(points.tolist(), repeat=size)), dtype=like.dtype)
+    logs = torch.tensor(list(pairs(weights.log().tolist(), repeat=size)), dtype=like.dtype)
     return z, logs.sum(-1) + 0.5 * z.square().sum(-1)
 
 

@@ -24,7 +24,7 @@ import pyro.distributions as dist
 import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch.distributions import biject_to
+from torch.distributions import biject_to, constraints
 from torch.distributions.utils import _sum_rightmost
 
 from hierfl.core.process import set_to
@@ -34,7 +34,7 @@ from hierfl.program.quadrature import Log, Normals, by_points, drawn, fitted, in
 from hierfl.program.row_mixture import mixture_of
 from hierfl.program.row_runs import At, RowDensity, RowTerm, Structure, TermReached, isolated
 from hierfl.program.row_steps import pieces_of
-from hierfl.program.sites import Model, Values
+from hierfl.program.sites import Model, Values, of_scalars
 from hierfl.program.traces import Site, is_deterministic, is_factor, is_latent
 from hierfl.program.wrapped import add_factor
 
@@ -116,14 +116,16 @@ class RowSites:
             place[0] += event.numel()
             own = piece.reshape(*free.shape[:-1], *event)
             value: Tensor = transform(own)
-            jacobian = transform.log_abs_det_jacobian(own, value)
-            extra = jacobian.dim() - (free.dim() - 1)
-            logs.append(fn.log_prob(value) + _sum_rightmost(jacobian, extra))
+            logs.append(fn.log_prob(value))
+            if of_scalars(fn.support) is not constraints.real:
+                jacobian = transform.log_abs_det_jacobian(own, value)
+                extra = jacobian.dim() - (free.dim() - 1)
+                logs.append(_sum_rightmost(jacobian, extra))
             values[site["name"]] = value
             return value
 
         terms = self.run(term, choose)
-        return terms, values, torch.stack(torch.broadcast_tensors(*logs)).sum(0)
+        return terms, values, sum(logs[1:], logs[0])
 
     def last_terms(self) -> list[RowTerm]:
         """Return the last term of each group, which has all sites of the group before it."""

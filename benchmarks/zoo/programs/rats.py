@@ -10,6 +10,7 @@ import pyro.distributions as dist
 
 SOURCE = "BUGS volume I, Rats"
 IDIOM = "vague priors, unscaled rows"
+LOGS = ("tau_beta",)  # slopes may be equal, so that it has the prior's tail: no variance
 
 
 def rows() -> dict[str, Any]:
