@@ -41,7 +41,7 @@ from hierfl.summaries.weights import Points, apart, asked_of, moments, smoothed
 MANY, FEWEST_WEIGHTED = 500, 1000
 # clients beyond which they weight only as many draws as a quadratic needs; as many does one cost
 # whose rows' own sites are integrated at each draw
-FAR_MANY, OF_ROW_SITES = 1000, 50
+FAR_MANY, OF_ROW_SITES = 1000, 1000
 FEWEST, POINTS = 50, 2_000_000  # scouts for each global number and one, and scouts x clients
 FEW = 16  # draws of z by which clients locate their mixing variables
 MOST_KEPT = 10_000_000  # single log ratios, clients x draws; of more only the sums are kept
