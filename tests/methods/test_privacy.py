@@ -49,6 +49,18 @@ def test_weighting_sends_one_scalar_per_draw() -> None:
     assert {name: tuple(of.value.shape) for name, of in up.items()} == {"log_ratios": (4, 100)}
 
 
+@pytest.mark.slow("fedsvi conditional")
+@pytest.mark.parametrize("name", [f"fedsvi {guide}" for guide in CROSSES])
+def test_a_clients_update_does_not_depend_on_other_clients(name: str) -> None:
+    data = federation()
+    _, up, kept, _ = exchange(METHODS[name](), data)
+    other = data.with_fields(y=torch.cat([data.fields["y"][:5], data.fields["y"][5:] + 3.0]))
+    _, up_, kept_, _ = exchange(METHODS[name](), other)
+    for tree, tree_ in ((up, up_), (kept, kept_)):
+        for path, leaf in named_leaves(tree).items():
+            assert torch.equal(leaf[0], named_leaves(tree_)[path][0]), path
+
+
 def test_a_round_holds_no_other_clients_rows() -> None:
     """A model that records its batch sees the rows of one client, padded rows included."""
     seen: list[Tensor] = []
