@@ -54,8 +54,11 @@ missing = [name for name in hierfl.__all__ if globals()[name] is not getattr(hie
 print(json.dumps([imported, changed, of_app, used, missing]))
 
 from benchmarks.zoo.reading import data_of, program_of
-program = program_of("seeds")
+import torch
+from hierfl.laplace.trials import jacobian_of
+program = program_of("disasters")
 fit = hierfl.fit(program.model, data_of(program), seed=0, progress=False)
+jacobian_of(lambda x: x.repeat(2), torch.ones(2))  # of rows that are many
 assert "chains on all clients' rows" in fit.summary().verdict, fit.summary().verdict
 print(json.dumps(sorted({"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules))))
 

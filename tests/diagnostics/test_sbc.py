@@ -48,7 +48,7 @@ def test_an_exact_guide_is_calibrated_and_a_narrow_one_is_not() -> None:
     data = rows_of(*[1] * 10)
     options: dict[str, Any] = {
         "replications": 120,
-        "steps": 250,
+        "steps": 150,
         "num_particles": 1,
         "optimizer": Adam(0.1),
     }

@@ -1,15 +1,13 @@
 """The prior predictive distribution has the moments of the prior, before any fit."""
 
 import numpy as np
-import pyro
 import pyro.distributions as dist
 import pytest
-import torch
 
 import hierfl
 from hierfl import prior_predictive
 from tests.effects.made import frame
-from tests.programs import federation, means
+from tests.programs import federation, learned, means
 
 
 def test_a_formula_has_the_moments_of_its_prior() -> None:
@@ -41,15 +39,8 @@ def test_a_program_with_client_data_is_drawn_from_alike() -> None:
 
 
 def test_what_has_no_prior_is_refused_by_name() -> None:
-    def learns(batch: hierfl.ClientBatch) -> None:
-        loc = pyro.param("loc", lambda: torch.tensor(0.0))
-        with batch.clients():
-            a = pyro.sample("a", dist.Normal(loc, 1.0))
-            with batch.data():
-                pyro.sample("y", dist.Normal(a, 1.0), obs=batch.y)
-
-    with pytest.raises(hierfl.ProgramError, match="param 'loc' of the model has no prior"):
-        prior_predictive(learns, federation(), draws=5)
+    with pytest.raises(hierfl.ProgramError, match="param 'm' of the model has no prior"):
+        prior_predictive(learned, federation(), draws=5)
     with pytest.raises(TypeError, match="model is a Method"):
         prior_predictive(hierfl.methods.two_stage(means), federation(), draws=5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="data is a DataFrame"):

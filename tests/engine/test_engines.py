@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pyro
-import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import SVI, TraceMeanField_ELBO
@@ -23,7 +22,7 @@ from hierfl.engine.rounds import adapt
 from hierfl.optimizers import SGD
 from hierfl.program.program import stacked
 from tests.methods.cases import HARD, METHODS, QUICK, cohort, one_of_each
-from tests.programs import FAMILIES, federation, fit, read, regression
+from tests.programs import FAMILIES, alone, federation, fit, read, regression
 from tests.sampled import sampled
 from tests.summaries import programs
 from tests.summaries.programs import people
@@ -220,10 +219,7 @@ def test_batches_of_a_program_are_plain_tensors() -> None:
 
     def spied(batch: ClientBatch) -> None:
         seen.append((batch.num_clients, *tuple(batch.x.shape)))
-        with batch.clients():
-            own = pyro.sample("own", dist.Normal(0.0, 1.0))
-            with batch.data():
-                pyro.sample("y", dist.Normal(own, 1.0), obs=batch.y)
+        alone(batch)
 
     data = federation()
     read(spied, guides.delta, data)

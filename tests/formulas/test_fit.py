@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -83,14 +82,6 @@ def test_frames_are_handed_in_where_a_fit_was_saved_without_rows(tmp_path: Path)
         hierfl.load(tmp_path, data=frame.assign(age=frame["age"] + 1.0))
     with pytest.raises(TypeError, match="frames is a list"):
         hierfl.load(tmp_path, data=[frame])
-
-
-def test_rows_that_miss_a_value_are_dropped_where_that_is_said() -> None:
-    frame = patients(rows=12)
-    frame.loc[[0, 30], "age"] = np.nan
-    made = hierfl.formula("y ~ age + (1 | site)", clients="site", missing="drop").on(frame)
-    assert made.data(frame).num_rows == len(frame) - 2
-    assert made.agreed.design["age"].mean == pytest.approx(frame["age"].mean())
 
 
 def test_effects_of_codes_are_read_where_a_client_s_first_rows_have_one_code() -> None:

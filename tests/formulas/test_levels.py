@@ -140,16 +140,6 @@ def test_brackets_stay_in_names_of_levels_and_nothing_is_no_name() -> None:
     refused(lambda: on("y ~ k", frame=empty), "'k'", "missing")
 
 
-def test_names_that_look_the_same_at_two_clients_are_refused() -> None:
-    for one, other in (("m", "m "), ("caf\u00e9", "cafe\u0301")):
-        frames = {
-            "a": BASE[:20].assign(k=np.tile([one, "f"], 10)),
-            "b": BASE[20:40].assign(k=np.tile([other, "f"], 10)),
-        }
-        for text in ("y ~ k", "y ~ (1 | k)", "y ~ x + C(k)"):
-            refused(lambda t=text, f=frames: on(t, frame=f), "'k'", "spaces")  # type: ignore[misc]
-
-
 def test_words_of_censoring_are_known_beforehand() -> None:
     codes = np.where(np.arange(60) % 20 == 3, 2, 0)
     frame = BASE.assign(t=np.exp(BASE.z), c=codes, w=np.where(codes == 2, "interval", "none"))

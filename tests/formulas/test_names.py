@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 import hierfl
-from hierfl.formulas.writer import ProgramWriter, unique_names
 from hierfl.models import families
 from tests.formulas.small import BASE, RNG, fields, on, refused
 
@@ -100,14 +99,6 @@ def test_columns_of_any_name_are_read_as_they_are() -> None:
     np.testing.assert_allclose(read[:, -2:].T, columns[[odd.index("np"), odd.index("log")]])
     without = {name: part.drop(columns="h") for name, part in BASE.groupby("h")}
     refused(lambda: on("y ~ x + C(h)", frame=without), "client 'a' has no column 'h'")
-
-
-def test_unique_names() -> None:
-    texts = ["a", "a.b", "a_b", "a b", "a_b_2", "年", "月", "a"]
-    found = unique_names("g_", texts)
-    assert found.keys() == set(texts) and len(set(found.values())) == len(found)
-    writer = ProgramWriter()
-    assert len({writer.named(text) for text in [*texts, "A", "1", "eta", "b_eta"]}) == 11
 
 
 MORE = BASE.assign(

@@ -168,11 +168,6 @@ def test_a_schema_of_columns_alone_serves_several_formulas() -> None:
     assert ready.layout.common.columns == ("sex[f]", "sex[x]")
 
 
-def test_ordered_categories_keep_their_order() -> None:
-    schema = hierfl.schema(patients(rows=60), made("grade ~ age", "cumulative"))
-    assert schema.columns["grade"].levels == ("low", "mid", "high")
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -22,15 +22,6 @@ def made(**options: Any) -> hierfl.Formula:
     return hierfl.formula(TEXT, clients="site", **options)
 
 
-def test_it_prints_in_a_few_lines() -> None:
-    formula = made(priors={"b": "normal(0, 1)", "sd": dist.HalfNormal(0.5)}, missing="drop")
-    lines = repr(formula).splitlines()
-    assert lines[:3] == [f"Formula: {TEXT}", " Family: gaussian, link identity", "Clients: site"]
-    assert lines[4] == " Priors: b ~ normal(0, 1), sd ~ HalfNormal(0.5)"
-    assert "not agreed on yet" in lines[5]
-    assert repr(formula.on(frame())).splitlines()[-1] == " Schema: agreed on by clients of 132 rows"
-
-
 def test_priors_are_listed_with_their_source() -> None:
     ready = made(priors={"b": "normal(0, 1)", "sex": "cauchy(0, 2)"}).on(frame())
     table = ready.prior_summary().set_index("site")

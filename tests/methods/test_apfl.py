@@ -18,11 +18,6 @@ def own(fitted: hierfl.Fit, name: str) -> Tensor:
     return value["theta"] if name == "v" else value
 
 
-def served(fitted: hierfl.Fit) -> Tensor:
-    weight = own(fitted, "alpha")[:, None]
-    return weight * own(fitted, "v") + (1.0 - weight) * fitted.message["theta"]
-
-
 def by_hand(rounds: int, steps: int, alpha: float, lr: float, alpha_lr: float) -> Any:
     """Run Algorithm 1 on the quadratics; alpha is stepped by the slope of the loss in alpha."""
     theta, v, weight = START.clone(), START.expand(3, 2).clone(), torch.full((3,), alpha)
@@ -59,23 +54,6 @@ def test_rounds_by_hand(alpha: float, alpha_lr: float) -> None:
     assert torch.allclose(own(fitted, "v"), v, atol=1e-12)
     assert torch.allclose(own(fitted, "alpha"), weight, atol=1e-12)
     assert bool((weight != alpha).all()) == (alpha_lr > 0.0)
-
-
-def test_alpha_0_leaves_the_own_model_where_it_started() -> None:
-    fitted = fit(apfl(at(START), alpha=0.0, steps=3, batch_size=None), clients(), rounds=4)
-    assert torch.equal(own(fitted, "v"), START.expand(3, 2))
-    assert torch.equal(served(fitted), fitted.message["theta"].expand(3, 2))
-
-
-def test_nothing_is_shrunk_at_convergence() -> None:
-    """With one step a round the mixture reaches each client's own optimum, whatever alpha is."""
-    alpha = 0.6
-    method = apfl(at(START), alpha=alpha, optimizer=SGD(0.6), steps=1, batch_size=None)
-    fitted = fit(method, clients(), rounds=60)
-    start = float((START - B).norm(dim=1).min())
-    # g reaches v by alpha twice; the smallest curvature is 0.5
-    assert float((served(fitted) - B).abs().max()) < start * (1.0 - 0.6 * 0.5 * alpha**2) ** 50
-    assert not torch.allclose(fitted.message["theta"].expand(3, 2), B, atol=0.1)
 
 
 def test_a_new_client_starts_at_theta_and_moves_its_own_model_alone() -> None:

@@ -194,18 +194,6 @@ def test_one_client_alone_equals_fedbn() -> None:
     assert torch.allclose(mine, other, atol=1e-10)
 
 
-@pytest.mark.parametrize("make", [fedavg, methods.ditto, methods.apfl])
-def test_without_batch_norm_it_is_the_method_bit_for_bit(make: Any) -> None:
-    data, new = federation((5, 3, 7)), federation((4, 2), seed=8)
-    method = make(regression(normalized=False), steps=2, batch_size=2)
-    one, two = (fit(m, data, rounds=3, cohort=2) for m in (method, batch_normed(method)))
-    assert apart(one.progress.server, two.progress.server) == 0.0
-    if one.progress.table:
-        assert apart(one.progress.table, two.progress.table) == 0.0
-    joined = [f.personalize(new, rounds=2).predict(new, draws=1).mean for f in (one, two)]
-    assert torch.equal(*joined)
-
-
 @pytest.mark.usefixtures("normed")
 @pytest.mark.parametrize(
     "name", ["fine_tuned mh", "per_fedavg first", "apfl", "fedbabu", "pfedhn", "pfedbayes"]

@@ -6,10 +6,15 @@ import numpy as np
 import pandas as pd
 import pyro
 import pyro.distributions as dist
+import pytest
 import torch
 
 import hierfl
+from hierfl.core.process import double_precision
+from hierfl.engine.federation import federate
 from hierfl.methods.stages.centering import Centering, centering_of
+from hierfl.program.handlers import unchecked
+from hierfl.runs.ended import Fallback
 
 P, NOISE = torch.tensor([1.5, -0.6, 0.02], dtype=torch.float64), 0.3
 
@@ -117,6 +122,20 @@ def exact_steps(data: hierfl.ClientData) -> tuple[float, float]:
     return mean, np.sqrt(np.average((grid - mean) ** 2, weights=weights))
 
 
+def test_chains_start_about_the_mode_of_the_scale_of_steps_with_these_centered() -> None:
+    data = walks()
+    chains = Fallback(federate(hierfl.methods.two_stage(program), data, seed=0), None).chains
+    with double_precision(), torch.no_grad(), unchecked():
+        draws = torch.randn(256, 3 + AGES, generator=torch.Generator().manual_seed(0))
+        start = chains._starts.heaviest(draws.double())
+        log_step = chains.joint.z_of(start.points, start.standard)[:, 1]
+    mean, sd = exact_steps(data)
+    assert len(start.standard.centering.mode)
+    assert abs(log_step.mean() - mean) < sd
+    assert 0.7 < log_step.std() / sd < 1.4
+
+
+@pytest.mark.slow
 def test_chains_find_the_scale_of_steps_that_rows_decide() -> None:
     data = walks()
     fit = hierfl.fit(program, data, seed=0, progress=False)

@@ -15,8 +15,6 @@ from hierfl.optimizers import SGD
 from tests.methods.quadratics import ALL_ROWS
 from tests.programs import fit
 
-UPDATES = torch.tensor([[1.0, 0.0], [0.9, 0.1], [-1.0, 0.1], [-0.9, -0.2]])
-
 
 def kind(slope: float, n: int, g: torch.Generator) -> dict[str, Tensor]:
     x = torch.randn(n, 2, generator=g)
@@ -26,12 +24,6 @@ def kind(slope: float, n: int, g: torch.Generator) -> dict[str, Tensor]:
 def largest_across(updates: torch.Tensor, half: torch.Tensor) -> float:
     unit = updates / updates.norm(dim=1, keepdim=True)
     return float((unit @ unit.T)[half][:, ~half].max())
-
-
-def test_two_opposite_pairs_are_separated() -> None:
-    half = halved(UPDATES)
-    assert half.tolist() == [False, False, True, True]
-    assert largest_across(UPDATES, half) == pytest.approx(-0.976187, abs=1e-6)
 
 
 def test_single_linkage_is_the_best_halving_of_random_updates() -> None:

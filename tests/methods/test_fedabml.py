@@ -101,14 +101,6 @@ def test_a3_through_one_step_it_equals_per_fedavg(
     assert torch.allclose(after(START), START - eta * step, atol=1e-10, rtol=0.0)
 
 
-def test_a4_without_the_kl_theta_stays() -> None:
-    method = fedabml(net(), kl_weight=0.0, optimizer=SGD(0.05), steps=3, batch_size=2, draws=2)
-    fitted = fit(method, federation((5, 3, 7)), rounds=2, seed=1)
-    start = fitted.program.start()[0]
-    for name, value in fitted.message.items():
-        assert torch.allclose(value, start[name], atol=1e-12, rtol=0.0)
-
-
 def test_rounds_do_not_depend_on_client_state() -> None:
     method, data = (
         fedabml(net(), optimizer=SGD(0.05), steps=2, batch_size=2, draws=2),

@@ -63,17 +63,6 @@ def test_few_steps_of_reconstruction_have_a_fixed_point_of_their_own() -> None:
     assert float(u) == pytest.approx(0.430653, abs=1e-6)
 
 
-def test_the_split_matters() -> None:
-    data, run = federation((5, 3, 7, 1, 2)), dict[str, Any](rounds=3, cohort=4, seed=2)
-    method = fedrecon(network(), head=HEAD, batch_size=2, body_optimizer=SGD(0.05))
-    halved = fit(method, data, **run)
-    whole = fit(
-        fedrecon(network(), head=HEAD, batch_size=2, body_optimizer=SGD(0.05), split=False),
-        data, **run,
-    )  # fmt: skip
-    assert not torch.allclose(whole.message["theta.0.weight"], halved.message["theta.0.weight"])
-
-
 def test_rounds_do_not_read_what_a_client_kept() -> None:
     """A client state of other numbers changes no round: clients are stateless."""
     method = fedrecon(network(), head=HEAD, batch_size=2)

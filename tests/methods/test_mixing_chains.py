@@ -29,6 +29,7 @@ from hierfl.methods.stages.two_stage import seen_in
 from hierfl.program.handlers import log_joint, unchecked
 from hierfl.program.read import read_model
 from hierfl.runs.ended import Fallback
+from hierfl.summaries.growth import Growth
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.moving import MixingLine
 from hierfl.summaries.packed_rows import packed
@@ -94,7 +95,10 @@ def test_what_standardizes_changes_the_density_by_its_volume_alone() -> None:
         half = torch.randn(3, size, size, generator=g, dtype=torch.float64)
         shift = torch.randn(3, size, generator=g, dtype=torch.float64)
         line = MixingLine(torch.zeros(3, 0), torch.zeros(3, 0, 0), torch.zeros(0))
-        plainly = standard_of(half @ half.mT, shift, line, own=2)
+        drifts, rates = torch.randn(2, 3, 2, size - 2, generator=g, dtype=torch.float64)
+        about = torch.randn(size - 2, generator=g, dtype=torch.float64).expand(3, -1)
+        curved = Growth(shift[:, :2], -shift[:, :2], drifts, rates, about)
+        plainly = standard_of(half @ half.mT, shift, line, own=2, growth=curved)
         growth, drift = torch.zeros(2, 3, 3, dtype=torch.float64)
         growth[0, 2], drift[0, 2], ones = 0.7, -0.4, torch.ones(3, dtype=torch.float64)
         centering = Centering(0.3 * ones, 0.6 * ones, growth, ones, drift, 2.0 * ones)
@@ -236,6 +240,7 @@ def items(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Bernoulli(logits=eta), obs=batch.y)
 
 
+@pytest.mark.slow
 def test_factors_of_clients_whose_scalars_run_away_are_left() -> None:
     rng = np.random.default_rng(25)
     person, hardness = np.tile(np.arange(60), 20), np.repeat(rng.normal(size=20), 60)

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pyro
-import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor
@@ -20,7 +18,7 @@ from hierfl.engine.rounds import begin
 from hierfl.methods.stages.state import WEIGHT
 from tests.methods.cases import CASES, CROSSES, METHODS
 from tests.methods.test_messages import exchange, names_of_local_things, shapes
-from tests.programs import federation, logistic
+from tests.programs import alone, federation, logistic
 
 FEW = ("fedavg", "pfedme", "fedabml", "pfedbred", "pfedbayes")
 
@@ -69,10 +67,7 @@ def test_a_round_holds_no_other_clients_rows() -> None:
 
     def spy(batch: ClientBatch) -> None:
         seen.append(batch.x.detach().clone())
-        with batch.clients():
-            own = pyro.sample("own", dist.Normal(0.0, 1.0))
-            with batch.data():
-                pyro.sample("y", dist.Normal(own, 1.0), obs=batch.y)
+        alone(batch)
 
     data = labeled()
     method = hierfl.methods.fedsvi(spy, guides.delta, batch_size=4, local_steps=2)

@@ -294,6 +294,11 @@ PAIRS: dict[str, Same] = {
         around(by_rows, of(pfedme, units, **BRED)), atol=0.0),
     "robust that trims nothing": Same(
         around(lambda m: methods.robust(m, tolerated=0.0), FEDAVG), FEDAVG, data=EQUAL),
+    **{f"batch_normed {name} without batch norm": Same(
+        around(methods.batch_normed, make), make, read, read, atol=0.0)
+       for name, make, read in (
+            ("fedavg", FEDAVG, lambda f: f.message),
+            ("ditto", of(methods.ditto, shared, **SOME), kept("params")))},
     "a server's step of 1": Same(
         around(lambda m: methods.server_optimized(m, SGD(1.0)), FEDAVG), FEDAVG),
     **{f"{name} around quantized": Same(around(wrap, QUANTIZED), QUANTIZED, atol=1e-12)

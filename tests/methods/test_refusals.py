@@ -19,7 +19,7 @@ from hierfl.optimizers import SGD, Adam
 from tests.methods import split_quadratics
 from tests.methods.cases import embedded, mapped, net, personal, personal_alone, process, shared
 from tests.methods.quadratics import START, at, clients
-from tests.programs import federation, fit, logistic, regression
+from tests.programs import federation, fit, learned, logistic, regression
 
 Wrong = tuple[str, Callable[[], Any]]  # what is said, what is fitted (or refused when it is made)
 
@@ -170,6 +170,7 @@ REFUSED: list[Wrong] = [
     ("must be even", lambda: methods.fedlaplace(regression, settle_draws=3)),
     (r"4 parameters \(2 of them in 'loc'\), and the limit is 3",
      lambda: methods.fedlaplace(regression, max_global_size=3)),
+    ("param 'm' would be learned", lambda: methods.two_stage(learned)),
     ("start names 'b', which is not a global site: the global sites are ",
      lambda: methods.fedlaplace(regression, start={"b": 1.0})),
     ("is not a mean over clients", lambda: fedsvi(regression, merge="wasserstein")),

@@ -77,13 +77,6 @@ def test_before_all_have_joined_the_others_count_as_zero() -> None:
     assert torch.allclose(fitted.message["c"]["theta"], mean, atol=1e-14)
 
 
-def test_with_one_step_on_all_rows_it_is_gradient_descent_on_the_mean_loss() -> None:
-    w = START
-    for _ in range(6):
-        w = w - LR * gradients(w).mean(0)
-    assert torch.allclose(theta(run(6, steps=1)), w, atol=1e-13)
-
-
 def test_the_corrections_are_the_mean_gradients_of_the_steps_that_each_client_took() -> None:
     """Three passes of 3, 2 and 4 mini-batches; the first round's steps are FedAvg's, without one."""
     model = models.network(torch.nn.Linear(2, 1), likelihood=models.likelihood.normal(1.0))

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import ClientBatch, ClientData, Fit, ProgramError
-from tests.programs import exact, fit, learned, three
+from hierfl import ClientBatch, ClientData, Fit
+from tests.programs import exact, fit, three
 from tests.programs import means as exact_means
 from tests.summaries import programs
 from tests.summaries.programs import binary_rows, gaussian_rows, grid, moments, people, posterior_on
@@ -173,8 +173,3 @@ def test_a_new_client_gets_its_own_posterior() -> None:
     # personalize keeps the others' posterior of mu and tau, so draws lean toward it a little
     assert abs(drawn.mean() - mean) < 0.35 * sd
     assert 0.75 < drawn.std() / sd < 1.25
-
-
-def test_a_learned_param_is_refused() -> None:
-    with pytest.raises(ProgramError, match="param 'm' would be learned"):
-        fit(two_stage(learned), people((3, 4)))

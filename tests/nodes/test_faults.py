@@ -9,7 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from hierfl import ClientBatch, ClientData, Fit, Share, methods
+from hierfl import ClientBatch, ClientData, Fit, methods
 from hierfl.core.trees import named_leaves, tree_leaves
 from hierfl.methods.stages import weighting
 from hierfl.methods.stages.checks import refused_message
@@ -227,11 +227,6 @@ def test_no_row_no_label_and_no_client_state_crosses(tmp_path: Path) -> None:
         )
         marks = {v for v in held | own if v not in (0.0, 1.0)}
         assert marks and not sent & marks
-
-
-def test_share_is_what_the_server_gets() -> None:
-    found = from_bytes(to_bytes({"a": Share(torch.ones(2), torch.ones(1))}, {}), most=99)
-    assert isinstance(found.tree["a"], tuple) and len(found.tree["a"]) == 2
 
 
 def test_a_run_goes_on_where_the_servers_draws_have_collapsed(

@@ -1,7 +1,6 @@
 """Over each transport a fit is that of all rows here, and hostile requests and answers are refused."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +11,6 @@ import pytest
 import hierfl
 from hierfl.cli.officer_page import entries
 from hierfl.nodes import Refused, Station, over
-from hierfl.nodes import TooFewNodes as TooFew
 from hierfl.nodes.choosing import FitCall
 from hierfl.nodes.envelope import read_answer
 from tests.nodes.test_faults import HOSTILE, plain
@@ -148,15 +146,6 @@ def test_an_error_of_the_rows_leaves_no_value(way: Way, tmp_path: Path) -> None:
     node = Station(FitCall(plain()), broken, tmp_path / "north")
     assert b"4711" not in way.ask(node, INTRODUCE)
     assert "4711" in (tmp_path / "north" / "refused.jsonl").read_text()
-
-
-def test_too_few_nodes_are_named(tmp_path: Path) -> None:
-    with memory(tmp_path) as way:
-        nodes = replace(way.reached(introducing(plain_stations(tmp_path), west=b"")), fewest=4)
-        with pytest.raises(TooFew, match="3 nodes introduce a client, and 4 are needed"):
-            hierfl.nodes.fit(plain(), nodes, rounds=1)
-    with pytest.raises(TooFew, match="did not answer"):
-        hierfl.nodes.fit(plain(), over(lambda requests: (), ["a"]), rounds=1)
 
 
 def test_nodes_are_named_once() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from hierfl import CannotRemake, methods
-from hierfl.program.public_names import exported
+from hierfl import CannotRemake
 from hierfl.program.recipes import remake
 from hierfl.program.sites import recorded
 
@@ -140,10 +139,3 @@ def test_a_factory_of_an_imported_module_is_never_called() -> None:
     finally:
         del sys.modules["a_users_module"]
     assert not called
-
-
-def test_what_is_exported_is_no_attribute_chain() -> None:
-    assert exported("hierfl.methods", "fedsvi") is methods.fedsvi
-    assert exported("hierfl.methods", "fedsvi.__globals__") is None
-    assert exported("hierfl.methods.fedsvi", "fedsvi") is None
-    assert exported("subprocess", "Popen") is None

@@ -21,6 +21,7 @@ from hierfl import ClientBatch, ClientData, ProgramError, full_batch
 from hierfl.diagnostics.formula_tables import titled
 from hierfl.program.handlers import log_joint, unchecked
 from hierfl.runs.choice import choose
+from tests.programs import learned
 
 RNG = np.random.default_rng(0)
 CLIENT = np.repeat(np.arange(6), 12)
@@ -260,20 +261,13 @@ def test_what_holds_functions_is_not_pickled_and_says_what_to_do() -> None:
 
 @pytest.mark.slow
 def test_a_fit_with_a_learned_param_says_that_it_is_a_point() -> None:
-    def model(batch: ClientBatch) -> None:
-        mu = pyro.param("mu", torch.tensor(0.0))
-        with batch.clients():
-            a = pyro.sample("a", dist.Normal(mu, 1.0))
-            with batch.data():
-                pyro.sample("y", dist.Normal(a, 1.0), obs=batch.y)
-
     data = ClientData.from_arrays(CLIENT, y=Y)
     quick = hierfl.Settings(compile=False)
     with pytest.warns(
         UserWarning,
-        match=r"do not trust the posterior.*'mu' is learned as a point.*give it a prior",
+        match=r"do not trust the posterior.*'m' is learned as a point.*give it a prior",
     ):
-        fitted = hierfl.fit(model, data, seed=0, settings=quick)
+        fitted = hierfl.fit(learned, data, seed=0, settings=quick)
     assert str(fitted.progress.verdict)[:40] in repr(fitted)
 
 

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pyro
 import pyro.distributions as dist
+import pytest
 import torch
 from torch import Tensor
 
@@ -14,9 +15,11 @@ from hierfl import ClientBatch, ClientData, full_batch
 from hierfl.core.gaussians import Factor
 from hierfl.core.process import double_precision
 from hierfl.data.batch import in_double
+from hierfl.engine.federation import federate
 from hierfl.methods.stages.two_stage import seen_in
 from hierfl.program.handlers import unchecked
 from hierfl.program.read import read_model
+from hierfl.runs.ended import Fallback
 from hierfl.summaries.factor import factor_of
 from hierfl.summaries.growth import at_origin
 from hierfl.summaries.packed_rows import packed
@@ -70,6 +73,21 @@ def test_factors_follow_the_scale_of_the_rows() -> None:
             close(shift, exact * y)
 
 
+def test_chains_start_with_curvatures_that_grow_where_these_are_usable() -> None:
+    method = hierfl.methods.two_stage(levels)
+    starts = Fallback(federate(method, series().select([0, 1]), seed=0), None).chains._starts
+    with double_precision(), torch.no_grad(), unchecked():
+        g = torch.Generator().manual_seed(0)
+        start = starts.heaviest(torch.randn(256, 2, generator=g, dtype=torch.float64))
+        right, points = start.standard, start.points
+        far = right._replace(shift=right.shift + 1e4)
+        assert starts._are_usable(right, points, far, points)
+        assert not starts._are_usable(far, points, right, points)
+    rates = torch.full((2, STEPS, 1), -2.0)
+    torch.testing.assert_close(right.growth.rates, rates, atol=1e-3, rtol=0.0)
+
+
+@pytest.mark.slow
 def test_chains_find_a_noise_that_clients_own_sites_could_do_without() -> None:
     data = series()
     fit = hierfl.fit(levels, data, seed=0)
