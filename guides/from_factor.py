@@ -22,7 +22,7 @@ from hierfl.guides.global_sites import Drawn, Shared, emit
 from hierfl.laplace.mode import LogDensity, client_density, climb, curvature
 from hierfl.laplace.trials import first_row
 from hierfl.program.sites import Latents, Model, Values, family
-from hierfl.summaries.conditional import Proposal, normal_of, point
+from hierfl.summaries.conditional import NodeProposal, Proposal, normal_of, point, proposals_at
 from hierfl.summaries.exact import Spread
 from hierfl.summaries.hierarchy import Factors, Hierarchy, given
 from hierfl.summaries.own_scale import drawn as exactly
@@ -31,11 +31,11 @@ from hierfl.summaries.quartic import Quartic
 AUXILIARY: Any = {"is_auxiliary": True}
 # mixing parameters at most, over which shrinkage is summed; values of one, to so many sds; of several
 MOST_MIXING, MIXING_NODES, FARTHEST, MIXING_POINTS = 4, 24, 6.0, 64
-MORE = 4  # times as many candidates where some local scalars are not Normal
+MORE = 2, 4  # times as many candidates where one local scalar is not Normal, or several
 # Scale of the candidates of D scalars, in those of the prior times the factor: 1 + WIDER / sqrt(D).
 WIDER = 0.5
 # Newton steps to where D local scalars are likeliest given the global ones: each takes 1 + D passes
-MOST_STEPS, PASSES = 4, 12
+MOST_STEPS, PASSES = 2, 12
 NEAR = 2.0**-10  # of the start, where densities are finite
 OWN_PARAM = "_factor"  # first part of the names of the local params
 
@@ -107,7 +107,9 @@ class FromFactor:
         hierarchy = self.hierarchy
         if hierarchy is None or self.spread is not None or hierarchy.spread is not None:
             return 1
-        return self.candidates * (1 if hierarchy.mixing is None else MORE)
+        return self.candidates * (
+            1 if hierarchy.mixing is None else MORE[hierarchy.mixing_size > 1]
+        )
 
     @property
     def mixing_nodes(self) -> int:
@@ -203,7 +205,12 @@ class FromFactor:
             if self.located:
                 own = {name: v for name, v in own.items() if not name.startswith("wide")}
                 factor = _located(density, hierarchy, drawn.vector, factor, first_row(batch))
-            where = hierarchy, drawn.vector, factor, own, batch
+            proposals = None
+            if hierarchy.mixing is not None:
+                of_draws = Proposal(own["loc"], own["tril"])
+                row = first_row(batch)
+                proposals = proposals_at(hierarchy, drawn.vector, row, factor, of_draws)
+            where = hierarchy, drawn.vector, factor, proposals, own, batch
             of_noise = partial(candidate, *where, with_prior=with_prior)
             candidates: Candidate = torch.vmap(of_noise)(e, sides)
             if count == 1:
@@ -299,6 +306,7 @@ def candidate(
     hierarchy: Hierarchy,
     z: Tensor,
     factor: tuple[Tensor, Tensor],
+    proposals: Proposal | NodeProposal | None,
     own: dict[str, Tensor],
     batch: ClientBatch,
     e: Tensor,
@@ -308,7 +316,6 @@ def candidate(
 ) -> Candidate:
     """Return the candidate by a factor and normals e (C, M + Dn), of a `side` () as of `conditional.point`."""
     row = first_row(batch)
-    proposals = Proposal(own["loc"], own["tril"]) if hierarchy.mixing is not None else None
     exact = hierarchy.spread is not None
     wider = 1.0 if exact else 1.0 + WIDER / max(1, e.shape[-1]) ** 0.5
     wide = (own["wide_precision"], own["wide_shift"]) if "wide_shift" in own else None

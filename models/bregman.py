@@ -106,10 +106,6 @@ class BregmanPrior:
         # reverse over reverse mode, because forward mode is not always correct
         return jacrev(grad(flat))(natural.flatten())
 
-    def conjugate_of(self, x: Tensor) -> Tensor:
-        """Return g*(x), summed over x to a scalar ()."""
-        return self._conjugate(x).sum()
-
     def _conjugate(self, x: Tensor) -> Tensor:
         if self.conjugate is not None:
             return self.conjugate(x)

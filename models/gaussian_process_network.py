@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from hierfl.core.arguments import expect, spelled
-from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
 from hierfl.models.functional import apply, frozen_copy, weights
 from hierfl.models.likelihood import field, observe
-from hierfl.models.memory_network import memory_of, remembered
+from hierfl.models.memory_network import memory_of
 
 positive = dist.constraints.softplus_positive
 JITTER = 1e-4  # of the kernel's scale, on its diagonal
@@ -82,10 +81,6 @@ class GaussianProcessNetwork:
         self.label_noise, self.x, self.y = label_noise, x, y
         self.tensors = weights(self.net)
         self.__name__ = "gaussian_process_network"
-
-    def remembered(self, batch: ClientBatch) -> Tree:
-        """Return the memory of the one client of a batch of all its rows: its local params."""
-        return remembered(batch, self.x, self.y, self.memory)
 
     def __call__(self, batch: ClientBatch) -> None:
         """Run the model on a batch."""

@@ -174,10 +174,6 @@ class MemoryNetwork:
         self.tensors = weights(self.net)
         self.__name__ = "memory_network"
 
-    def remembered(self, batch: ClientBatch) -> Tree:
-        """Return the memory of the one client of a batch of all its rows: its local params."""
-        return remembered(batch, self.x, self.y, self.memory)
-
     def __call__(self, batch: ClientBatch) -> None:
         """Run the model on a batch."""
         theta = {name: pyro.param(f"theta.{name}", v.clone()) for name, v in self.tensors.items()}

@@ -6,11 +6,13 @@ E[h])^2, so that as many independent draws would do as
     Var[h] / sum w^2 (h - E[h])^2
 
 Functions are normal scores of ranks (the bulk), their squares (the spread), and whether a draw is
-below the 5% or the 95% point (the tails). Scores and not values, so that no moment has to exist.
+below the 5% or the 95% point (the tails). Scores and not values, so that no moment has to exist:
+the error of such a point is in sds of a Normal with that point and the same median.
 
 Source: Vehtari et al. 2021, Bayesian Analysis 16(2), for chains; here for weights.
 """
 
+from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
@@ -19,6 +21,8 @@ from torch import Tensor
 from hierfl.core.importance_sampling import chosen
 
 TAILS = (0.05, 0.95)
+# limits of a relative Monte Carlo error of an sd; of that of a 5% or 95% point, in sds
+OFF_BY_CHANCE, END_OFF_BY_CHANCE = 0.1, 0.2
 
 
 class DrawQuality(NamedTuple):
@@ -26,7 +30,11 @@ class DrawQuality(NamedTuple):
 
     effective: Tensor  # (K,) the least effective number of draws, of bulk, spread and tails
     sd_error: Tensor  # (K,) Monte Carlo error of the sd, relative to it
-    end_error: Tensor  # (K,) the larger one of the 5% and 95% points', in posterior sds
+    end_error: Tensor  # (K,) the larger one of the 5% and 95% points', in sds by their own side
+
+    def excess(self, end_limit: float = END_OFF_BY_CHANCE) -> Tensor:
+        """Return the larger error of each entry, (K,), in what it may be."""
+        return (self.sd_error / OFF_BY_CHANCE).maximum(self.end_error / end_limit)
 
 
 def quality_of(values: Tensor, log_weights: Tensor, share: float = 1.0) -> DrawQuality:
@@ -49,7 +57,7 @@ def quality_of(values: Tensor, log_weights: Tensor, share: float = 1.0) -> DrawQ
     return DrawQuality(
         torch.where(same, torch.inf, share * counts.min(0).values),
         torch.where(same, 0.0, sd_error),
-        torch.where(same, 0.0, torch.stack(ends).max(0).values / variance.sqrt()),
+        torch.where(same, 0.0, torch.stack(ends).max(0).values),
     )
 
 
@@ -70,12 +78,14 @@ def _effective(h: Tensor, weights: Tensor) -> Tensor:
 def _of_tail(
     p: float, ordered: Tensor, weights: Tensor, sums: Tensor, share: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the effective number of draws at the p-quantile, and its Monte Carlo error, (K,) each."""
+    """Return the effective number of draws at the p-quantile, and its Monte Carlo error in sds, (K,) each."""
     below = (sums <= p).to(weights)
     mean = (weights * below).sum(0)
     error = ((weights * (below - mean)).square().sum(0) / share).sqrt()
-    levels = torch.stack([p - error, p + error]).clamp(0.0, 1.0)
-    at = torch.searchsorted(sums.mT.contiguous(), levels.mT.contiguous()).mT
-    low, high = ordered.gather(0, at.clamp(max=len(ordered) - 1))
+    levels = torch.stack([p - error, p + error, *(torch.full_like(error, q) for q in (p, 0.5))])
+    at = torch.searchsorted(sums.mT.contiguous(), levels.clamp(0.0, 1.0).mT.contiguous()).mT
+    low, high, end, middle = ordered.gather(0, at.clamp(max=len(ordered) - 1))
+    sd = (end - middle) / NormalDist().inv_cdf(p)
     variance = (weights * (below - mean).square()).sum(0)
-    return variance / (weights * (below - mean)).square().sum(0), 0.5 * (high - low)
+    effective = variance / (weights * (below - mean)).square().sum(0)
+    return effective, (0.5 * (high - low) / sd).nan_to_num(nan=0.0)

@@ -32,6 +32,17 @@ class Normal(NamedTuple):
         return Normal(mean[..., 0], unit_lower.mT @ self.precision @ unit_lower, self.log_det)
 
 
+def least_squares_solution(matrix: Tensor, of: Tensor) -> Tensor:
+    """Return the shortest x (K, M) with the least |matrix x - of|, for matrix (N, K) and of (N, M); or NaN.
+
+    torch's default driver pivots by memory that nobody has set, so that last digits differ from run
+    to run; chains make different draws of them.
+    """
+    if not of.numel() or not bool(matrix.isfinite().all() and of.isfinite().all()):
+        return of.new_full((matrix.shape[1], of.shape[1]), torch.nan)
+    return torch.linalg.lstsq(matrix, of, driver="gelsd").solution  # noqa: TID251
+
+
 def slopes_along(means: Callable[[Tensor], Tensor], at_zero: Tensor) -> Tensor:
     """Return how far means (C, D), which are linear in x (D,), move with it, (C, D, D)."""
     axes = torch.eye(at_zero.shape[-1], dtype=at_zero.dtype)

@@ -74,12 +74,10 @@ def share(value: float) -> str:
     return "> 99%" if 0.99 < value < 1.0 else f"{100.0 * value:.0f}%"
 
 
-# Every threshold by which a fit is judged, but for K_HAT and ALARM, which methods use as well.
+# Every threshold by which a fit is judged, but for those that methods use as well: K_HAT, ALARM, OFF_BY_CHANCE.
 # the guide beside its weighted draws
 LEAST_EFFECTIVE = 100  # weighted draws: a standard deviation is then known to 7%
 OFF = 0.2  # of a standard deviation: a guide that is farther off is not good
-# relative Monte Carlo error of an sd; that of a 5% or 95% point, in sds
-OFF_BY_CHANCE, END_OFF_BY_CHANCE = 0.1, 0.2
 # relative error of the sd of a client's own scalar given the global ones, and of its mean, in sds
 OWN_OFF, OWN_SHIFT = 0.1, 0.2
 ERRORS = 1.0  # standard errors added to a ratio: a guide that may be off by more is not good

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hierfl.core.draw_quality import TAILS as TAILS_AT
-from hierfl.core.draw_quality import DrawQuality, distinct_of, quality_of
-from hierfl.core.importance_sampling import DOUBT, rests_on_few
-from hierfl.diagnostics.check import (
+from hierfl.core.draw_quality import (
     END_OFF_BY_CHANCE,
-    LEAST_EFFECTIVE,
-    OFF,
     OFF_BY_CHANCE,
-    Check,
-    answered,
+    DrawQuality,
+    distinct_of,
+    quality_of,
 )
+from hierfl.core.draw_quality import TAILS as TAILS_AT
+from hierfl.core.importance_sampling import DOUBT, rests_on_few
+from hierfl.diagnostics.check import LEAST_EFFECTIVE, OFF, Check, answered, listed
 from hierfl.method import WeightedDraws
 from hierfl.methods.stages.checks import UNSURE
 from hierfl.posterior.draws import Draws
@@ -25,10 +24,10 @@ from hierfl.posterior.hidden_modes import may_hide_modes
 from hierfl.posterior.site_table import entries_of
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.handlers import unchecked
-from hierfl.program.sites import Values
 
 TAILS = "Do the tails rest on enough draws?"
 OF_CLIENTS = "Do the tails of the clients' own sites rest on enough draws?"
+MOMENTS = "Do means and sds describe all parameters?"
 AT_ONCE = 10_000  # entries that are judged together
 ERRORS_OF_ENDS = 3.0  # errors of a rough distance of draws about an end
 OF_SEVERAL_MODES = (
@@ -36,12 +35,6 @@ OF_SEVERAL_MODES = (
     "several of a client's parameters without a linear predictor, so there may be several modes"
 )
 MORE_DRAWS = "methods.two_stage(model, draws=20000)"
-
-
-def is_uncertain(quality: DrawQuality, end_limit: float = END_OFF_BY_CHANCE) -> bool:
-    """Return whether the sd of an entry, or its 5% or 95% point, rests on too few draws."""
-    sd, end = quality.sd_error, quality.end_error
-    return bool((sd > OFF_BY_CHANCE).any() or (end > end_limit).any())
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +45,8 @@ class Entries:
     quality: DrawQuality
     distinct: int  # the fewest values that an entry has, in single precision
     end_limit: float = END_OFF_BY_CHANCE  # largest error of an end, larger of a rough estimate
+    # those with a long tail, and the errors of their sds, which are no fault of the draws
+    long_tailed: tuple[str, ...] = ()
 
     def too_few(self) -> str | None:
         """Return which draws are too few for a standard deviation, and the fix; None if none are."""
@@ -72,7 +67,7 @@ class Entries:
     def _errors(self) -> str:
         """Return the Monte Carlo errors of the entry whose tails rest on the fewest draws, in words."""
         sd, end = self.quality.sd_error, self.quality.end_error
-        worst = int((sd / OFF_BY_CHANCE).maximum(end / self.end_limit).argmax())
+        worst = int(self.quality.excess(self.end_limit).argmax())
         return (
             f"the Monte Carlo error of the sd of {self.names[worst]} is {float(sd[worst]):.0%}, "
             f"and that of its 5% and 95% points {float(end[worst]):.2f} sd"
@@ -92,7 +87,7 @@ class Entries:
         question: str = TAILS,
     ) -> Check:
         """Judge the errors of sds and ends, which may rest on few draws by k-hat, or miss a `hidden` mode."""
-        poor = is_uncertain(self.quality, self.end_limit)
+        poor = bool((self.quality.excess(self.end_limit) > 1.0).any())
         if rest_on_few or hidden:
             why = (
                 f"and from {DOUBT} on, tails rest on few draws" if rest_on_few else OF_SEVERAL_MODES
@@ -108,6 +103,17 @@ class Entries:
             words = f"Yes: at worst, {self._errors()}."
         return answered(question, poor or rest_on_few or hidden, words, "doubt")
 
+    def without_moments(self) -> Check:
+        """Say which entries have tails so long that an sd rests on the few largest draws."""
+        if not self.long_tailed:
+            return Check(MOMENTS, "good", "Yes.")
+        return Check(
+            MOMENTS,
+            "warning",
+            f"A long tail: means and sds of {listed(self.long_tailed)} rest on a few draws, and medians and "
+            "intervals do not. In brackets is the Monte Carlo error of the sd.",
+        )
+
 
 def entries_of_draws(fit: Snapshot, own: WeightedDraws) -> Entries | None:
     """Judge the draws that a method has weighted, by entry as the model has them; None without draws."""
@@ -117,7 +123,7 @@ def entries_of_draws(fit: Snapshot, own: WeightedDraws) -> Entries | None:
     draws, log_weights = own.draws[alive], own.log_weights[alive]
     block = fit.program.latents.global_block
     with unchecked(), torch.no_grad():
-        sites: Values = torch.vmap(lambda z: dict(block.unflatten(z)[0]))(draws)
+        sites = block.values_of(draws)
     names = tuple(
         f"'{name}{list(index) if index else ''}'"
         for name, value in sites.items()
@@ -125,7 +131,16 @@ def entries_of_draws(fit: Snapshot, own: WeightedDraws) -> Entries | None:
     )
     values = torch.cat([value.reshape(len(draws), -1) for value in sites.values()], 1)
     quality = quality_of(values, log_weights, own.share)
-    return Entries(names, quality, distinct_of(draws, log_weights))
+    known = quality_of(draws, log_weights, own.share).sd_error <= OFF_BY_CHANCE
+    sizes = torch.tensor([value[0].numel() for value in sites.values()])
+    is_known = torch.stack([of.all() for of in known.split(block.sizes)]).repeat_interleave(sizes)
+    is_long = is_known & (quality.sd_error > OFF_BY_CHANCE)
+    long_tailed = [
+        f"{names[k]} ({float(quality.sd_error[k]):.0%})"
+        for k in is_long.nonzero().flatten().tolist()
+    ]
+    quality = quality._replace(sd_error=torch.where(is_long, 0.0, quality.sd_error))
+    return Entries(names, quality, distinct_of(draws, log_weights), long_tailed=tuple(long_tailed))
 
 
 def entries_of_clients(fit: Snapshot, drawn: Draws) -> Entries | None:
@@ -179,6 +194,7 @@ def checks_of_draws(fit: Snapshot) -> Iterator[Check]:
         hidden = may_hide_modes(fit.program, fit.progress.server, fit.progress.history)
         rest_on_few = rests_on_few(own.log_weights, own.k_hat)
         yield entries.tails(own.k_hat, rest_on_few=rest_on_few, hidden=hidden)
+        yield entries.without_moments()
     elif own.k_hat >= DOUBT:
         yield Check(
             TAILS,

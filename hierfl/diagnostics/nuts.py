@@ -250,7 +250,7 @@ def _run(fit: Snapshot, *, draws: int, warmup: int, chains: int, seed: int) -> R
 def _held(fit: Snapshot) -> Model:
     """Fix the params that the model learns at their fitted values, and hide them."""
     program, batch = fit.program, fit.program.prototype
-    params = fit.federation.client.params(fit.message, fit.federation.client.own)
+    params = fit.params_at_first
     with untouched_store(), unchecked(), torch.no_grad(), Substitute(params, batch):
         nodes = poutine.trace(program.model).get_trace(batch).nodes
     learned = {name: site for name, site in nodes.items() if site["type"] == "param"}

@@ -199,7 +199,7 @@ def _loss(fn: Any, label: Tensor, clip: tuple[float, float] | None) -> Tensor:
 
 def _check_loss(fit: Snapshot, site: str, clip: tuple[float, float] | None) -> None:
     program, batch = fit.program, fit.program.prototype
-    params = fit.federation.client.params(fit.message, fit.federation.client.own)
+    params = fit.params_at_first
     with torch.no_grad():
         fn, _ = program.observed(program.draw(params, batch), batch, params)[site]
     if clip is None and kind_of(fn) not in ("binary", "categorical"):

@@ -200,7 +200,7 @@ def course_of(
 
 def score_tests(
     course: HazardCourse, transform: Transform, loc: Floats
-) -> tuple[dict[str, list[float]], Floats]:
+) -> tuple[dict[str, Floats], Floats]:
     """Return the columns of the frame, with the test of all in the end, and scaled residuals, (K, P)."""
     transforms: dict[str, Any] = {"rank": stats.rankdata, "log": np.log, "identity": np.asarray}
     g = 1.0 - course.beyond if transform == "km" else transforms[transform](course.time)
@@ -214,17 +214,12 @@ def score_tests(
     step = np.linalg.pinv(plain, hermitian=True)
     score = second - once @ step @ first
     info = twice - once @ step @ once
-    lines: dict[str, list[float]] = {"change": [], "se": [], "chi2": [], "df": [], "p": []}
-    for u, v in zip(score, np.diag(info), strict=True):
-        chi2 = u**2 / v if v > 0.0 else np.nan
-        values = (u / v, v**-0.5, chi2, 1, stats.chi2.sf(chi2, 1)) if v > 0.0 else (np.nan,) * 5
-        for name, value in zip(lines, values, strict=True):
-            lines[name].append(float(value))
-    df = int(np.linalg.matrix_rank(info, hermitian=True))
-    chi2 = float(score @ np.linalg.pinv(info, hermitian=True) @ score)
-    for name, value in zip(lines, (np.nan, np.nan, chi2, df, stats.chi2.sf(chi2, df)), strict=True):
-        lines[name].append(float(value))
-    return lines, loc + len(g) * course.away @ step
+    v = np.where(np.diag(info) > 0.0, np.diag(info), np.nan)
+    df = np.append(np.where(np.isnan(v), np.nan, 1.0), np.linalg.matrix_rank(info, hermitian=True))
+    chi2 = np.append(score**2 / v, score @ np.linalg.pinv(info, hermitian=True) @ score)
+    columns = {"change": np.append(score / v, np.nan), "se": np.append(v**-0.5, np.nan)}
+    columns |= {"chi2": chi2, "df": df, "p": stats.chi2.sf(chi2, df)}
+    return columns, loc + len(g) * course.away @ step
 
 
 def verdict(frame: pd.DataFrame) -> str:

@@ -20,6 +20,13 @@ HEADINGS = {
 }  # field of `About` -> heading of a column of `hierfl methods`
 
 
+def _described(about: "About | Wrapper", builder: Callable[P, Method]) -> Callable[P, Method]:
+    """Return the builder, recorded, with a description."""
+    made = recorded(builder)
+    made.__dict__["__about__"] = about
+    return made
+
+
 @dataclass(frozen=True, kw_only=True)
 class About:
     """A decorator of a method's builder, which also makes it recorded.
@@ -41,9 +48,7 @@ class About:
     down: str = "the weights"
     up: str
 
-    def __call__(self, builder: Callable[P, Method]) -> Callable[P, Method]:
-        """Return the builder, recorded, with this description."""
-        return _described(builder, self)
+    __call__ = _described
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +58,7 @@ class Wrapper:
     call: str = "(method)"
     adds: str
 
-    def __call__(self, builder: Callable[P, Method]) -> Callable[P, Method]:
-        """Return the builder, recorded, with this description."""
-        return _described(builder, self)
-
-
-def _described(builder: Callable[P, Method], about: About | Wrapper) -> Callable[P, Method]:
-    made = recorded(builder)
-    made.__dict__["__about__"] = about
-    return made
+    __call__ = _described
 
 
 Said = TypeVar("Said")

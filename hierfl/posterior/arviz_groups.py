@@ -15,8 +15,15 @@ from hierfl.posterior.arviz_io import arviz_of
 from hierfl.posterior.corrected import Corrected, corrected
 from hierfl.posterior.draws import Draws, posterior_draws, prior_draws
 from hierfl.posterior.labels import log_likelihoods, observed, sampled
-from hierfl.posterior.layer_summaries import STATISTICS, Network, split, summaries
-from hierfl.posterior.snapshot import Snapshot, global_sites, restricted
+from hierfl.posterior.layer_summaries import (
+    STATISTICS,
+    Network,
+    by_layer,
+    drawn_by_layer,
+    of_all_clients,
+    split,
+)
+from hierfl.posterior.snapshot import Snapshot, by_state_alone, global_sites, restricted
 from hierfl.posterior.weights import WEIGHTED
 from hierfl.program.sites import dims_of
 
@@ -58,12 +65,10 @@ class Groups:
                 self.coords.setdefault(dims[-1], list(features.get(dims[-1]) or range(size)))
             self.put(group, name, value, [*lead, *dims])
 
-    def layers(
-        self, group: str, summaries: Mapping[str, Tensor], networks: Mapping[str, Network]
-    ) -> None:
+    def layers(self, group: str, draws: Draws, networks: Mapping[str, Network]) -> None:
         """Add layer summaries, (S, L, 4) or by client (S, N, L, 4), one variable per statistic."""
-        for name, value in summaries.items():
-            net = networks[name]
+        for name, net in networks.items():
+            value = draws.sites[name]
             self.coords[f"{name}_layer"] = list(net.layers)
             for i, statistic in enumerate(STATISTICS):
                 lead = [CLIENT] if net.is_local else []
@@ -137,22 +142,22 @@ def drawn_groups(
     of_all = var_names is not None and set(var_names) <= global_sites(fit.program)
     first = posterior_draws(fit, draws=1, seed=seed, keep=var_names if of_all else None)
     keep, large = split(first, var_names, expand)
-    groups = Groups(fit)
-    groups.sites("posterior", posterior_draws(fit, draws=draws, seed=seed, keep=keep))
-    if large:
-        groups.layers("posterior", summaries(fit, large, draws, seed), large)
-    return groups
+    chunks = drawn_by_layer(by_state_alone(fit), keep, large, draws=draws, seed=seed)
+    return _grouped(fit, "posterior", of_all_clients([*chunks]), large)
 
 
 def given_groups(
     fit: Snapshot, group: str, draws: Draws, *, var_names: Collection[str] | None, expand: int
 ) -> Groups:
     """Do the same with draws that are given."""
-    keep, large = split(draws, var_names, expand)
+    large, small = by_layer(draws, expand, var_names)
+    return _grouped(fit, group, small, large)
+
+
+def _grouped(fit: Snapshot, group: str, draws: Draws, large: Mapping[str, Network]) -> Groups:
     groups = Groups(fit)
-    groups.sites(group, draws.only(keep))
-    layers = {name: net.summary(draws.sites, 1 + net.is_local) for name, net in large.items()}
-    groups.layers(group, layers, large)
+    groups.sites(group, draws.only(draws.sites.keys() - large))
+    groups.layers(group, draws, large)
     return groups
 
 

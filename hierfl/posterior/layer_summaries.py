@@ -1,7 +1,8 @@
 """Summaries by layer of networks that are too large to be written out number by number."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,9 +10,9 @@ from torch import Tensor
 from hierfl.core.arguments import NoSuchName
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
-from hierfl.posterior.client_loop import each_draw
-from hierfl.posterior.draws import Draws
-from hierfl.posterior.snapshot import Snapshot, by_state_alone
+from hierfl.posterior.client_loop import each_draw, what_is_read
+from hierfl.posterior.draws import Draws, joined_draws, mapped_or_in_turn
+from hierfl.posterior.snapshot import Snapshot, all_sites
 from hierfl.program.program import Params
 from hierfl.program.sites import Values
 
@@ -81,9 +82,11 @@ def split(
     }
 
 
-def by_layer(draws: Draws, expand: int) -> tuple[dict[str, Network], Draws]:
+def by_layer(
+    draws: Draws, expand: int, var_names: Collection[str] | None = None
+) -> tuple[dict[str, Network], Draws]:
     """Return large networks, and draws with their summaries, (S, L, 4) or (S, N, L, 4), in place of sites."""
-    keep, large = split(draws, None, expand)
+    keep, large = split(draws, var_names, expand)
     small = draws.only(keep)
     for name, net in large.items():
         level = small.own if net.is_local else small.shared
@@ -102,16 +105,30 @@ def _named(var_names: Collection[str], known: Collection[str]) -> set[str]:
     return set(var_names)
 
 
-def summaries(
-    fit: Snapshot, large: Mapping[str, Network], draws: int, seed: int
-) -> dict[str, Tensor]:
-    """Summarize networks draw by draw at each client, so that their weights are never gathered."""
-    fit = by_state_alone(fit)
+def drawn_by_layer(
+    fit: Snapshot, keep: Collection[str], large: Mapping[str, Network], **how: Any
+) -> Iterator[Draws]:
+    """Yield the draws of chunks of clients, of networks summaries alone: their weights are never gathered."""
+    program = fit.program
+    names = [name for name in all_sites(program) if name in keep]
 
     def one(params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
-        values = fit.program.draw_all(params, own, batch)
-        return {name: net.summary(values, 0) for name, net in large.items()}
+        values = program.draw_all(params, own, batch)
+        layers = {name: net.summary(values, 0) for name, net in large.items()}
+        return {"sites": {name: values[name] for name in names}, "layers": layers}
 
-    trees = [chunk.found for chunk in each_draw(fit, one, draws=draws, seed=seed)]
-    whole = {name: torch.cat([part[name] for part in trees]).movedim(0, 1) for name in large}
-    return {name: value if large[name].is_local else value[:, 0] for name, value in whole.items()}
+    how["reads"] = what_is_read(program)
+    for chunk in mapped_or_in_turn(fit, lambda s: each_draw(s, one, **how)):
+        joined = joined_draws(program, [chunk.found["sites"]])
+        for name, value in chunk.found["layers"].items():  # (C, S, L, 4)
+            if large[name].is_local:
+                joined.own[name] = value.movedim(0, 1)
+            else:
+                joined.shared[name] = value[0]
+        yield joined
+
+
+def of_all_clients(chunks: Sequence[Draws]) -> Draws:
+    """Join the draws of chunks of clients."""
+    own = {name: torch.cat([chunk.own[name] for chunk in chunks], 1) for name in chunks[0].own}
+    return Draws(chunks[0].shared, own)

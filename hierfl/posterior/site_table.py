@@ -1,6 +1,6 @@
 """The posterior as a table: a row for each number of each site, of each client for local sites."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -17,16 +17,17 @@ from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
 from hierfl.posterior.arviz_groups import EXPAND, feature_dim
-from hierfl.posterior.client_loop import each_client, each_draw, what_is_read
+from hierfl.posterior.client_loop import each_client
 from hierfl.posterior.corrected import corrected
-from hierfl.posterior.draws import (
-    Draws,
-    joined_draws,
-    known_sites,
-    mapped_or_in_turn,
-    posterior_draws,
+from hierfl.posterior.draws import Draws, known_sites, posterior_draws
+from hierfl.posterior.layer_summaries import (
+    STATISTICS,
+    Network,
+    by_layer,
+    drawn_by_layer,
+    of_all_clients,
+    split,
 )
-from hierfl.posterior.layer_summaries import STATISTICS, Network, by_layer, split
 from hierfl.posterior.shrinkage import Shrinkage, shrinkage, width_of
 from hierfl.posterior.snapshot import (
     Snapshot,
@@ -42,7 +43,6 @@ COLUMNS = ("site", "entry", "client", "mean", "sd", "low", "high", "shrinkage", 
 # local networks are summarized sooner where clients are many
 LEAST_EXPAND, MOST_ROWS = 50, 1_000_000
 Numbers = NDArray[np.float64]
-Networks = Mapping[str, Network]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,9 @@ def site_table(
     expand = min(EXPAND, max(LEAST_EXPAND, MOST_ROWS // len(fit.clients)))
     no_rows, names = lacks_rows(fit), known_sites(fit)
     fit = by_state_alone(fit)
-    large, chunks = _drawn(fit, draws, seed, expand, names)
+    keep_sites, large = split(posterior_draws(fit, draws=1, seed=seed, keep=names), None, expand)
+    how: dict[str, Any] = {"draws": draws, "seed": seed, "width": width_of(fit.program)}
+    chunks = drawn_by_layer(fit, keep_sites, large, **how) if names else iter(())
     if fit.progress.corrected and not no_rows:  # as `Fit.posterior` does
         large, together = by_layer(corrected(fit, draws, seed=seed).draws, expand)
         chunks = iter([together])
@@ -94,7 +96,7 @@ def site_table(
         unshrunk=tuple(
             name for name in local if no_rows and name not in {**pulled, **fit.program.derived}
         ),
-        first=_together(first_chunks) if first_chunks else None,
+        first=of_all_clients(first_chunks) if first_chunks else None,
     )
 
 
@@ -112,42 +114,6 @@ def _noted(chunks: Iterable[Draws], first_chunks: list[Draws], count: int) -> It
         if count:
             first_chunks.append(tree_map(torch.clone, chunk.some(slice(count))))
         yield chunk
-
-
-def _together(first_chunks: list[Draws]) -> Draws:
-    own = {
-        name: torch.cat([part.own[name] for part in first_chunks], 1)
-        for name in first_chunks[0].own
-    }
-    return Draws(first_chunks[0].shared, own)
-
-
-def _drawn(
-    fit: Snapshot, draws: int, seed: int, expand: int, names: frozenset[str]
-) -> tuple[Networks, Iterator[Draws]]:
-    """Return the networks that are summarized by layer, and the draws of each chunk of clients."""
-    program = fit.program
-    keep, large = split(posterior_draws(fit, draws=1, seed=seed, keep=names), None, expand)
-
-    def one(params: Params, own: ClientBatch, batch: ClientBatch) -> Tree:
-        values = program.draw_all(params, own, batch)
-        layers = {name: net.summary(values, 0) for name, net in large.items()}
-        return {"sites": {n: v for n, v in values.items() if n in keep}, "layers": layers}
-
-    def each() -> Iterator[Draws]:
-        how: dict[str, Any] = {"draws": draws, "seed": seed, "reads": what_is_read(program)}
-        how["width"] = width_of(program)
-        run = mapped_or_in_turn(fit, lambda s: each_draw(s, one, **how))
-        for chunk in run if names else ():
-            joined = joined_draws(program, [chunk.found["sites"]])
-            for name, value in chunk.found["layers"].items():  # (C, S, L, 4)
-                if large[name].is_local:
-                    joined.own[name] = value.movedim(0, 1)
-                else:
-                    joined.shared[name] = value[0]
-            yield joined
-
-    return large, each()
 
 
 def _learned(fit: Snapshot) -> Draws:

@@ -24,7 +24,7 @@ from hierfl.program.check_dependence import check_labels_given, check_padding, i
 from hierfl.program.handlers import Substitute, unchecked, untouched_store
 from hierfl.program.labels import check_labels
 from hierfl.program.missing import check_missing
-from hierfl.program.program import ParamSpec, Program
+from hierfl.program.program import Params, ParamSpec, Program
 from hierfl.program.sites import COMMON
 from hierfl.program.without_rows import WithoutRows, of_all_sites
 
@@ -58,6 +58,12 @@ class Snapshot:
         reason. `far_out` lists updates far larger than the others': client, share, norm in medians.
         """
         return pd.DataFrame(list(self.progress.history))
+
+    @property
+    def params_at_first(self) -> Params:
+        """The params of a client before its first round, at the last message."""
+        client = self.federation.client
+        return client.params(self.message, client.own)
 
     def _rows(self, rows: "ClientData | Frames", *, matched: bool = True) -> Any:
         """Return rows as the program reads them; frames are read as those that were fitted."""
@@ -179,8 +185,7 @@ def learned_params(fit: Snapshot) -> tuple[ParamSpec, ...]:
 
 def model_trace(fit: Snapshot) -> Trace:
     """Trace the model at draws of the guide: not every prior can be drawn from."""
-    program, batch = fit.program, fit.program.prototype
-    params = fit.federation.client.params(fit.message, fit.federation.client.own)
+    program, batch, params = fit.program, fit.program.prototype, fit.params_at_first
     with untouched_store(), torch.no_grad(), unchecked():
         values = of_all_sites(program.draw(params, batch), program.latents, program.model)
         conditioned = poutine.condition(program.model, data=values)

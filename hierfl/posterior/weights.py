@@ -207,7 +207,7 @@ def ended_early(fit: Snapshot) -> bool:
 def spread_levels(fit: Snapshot) -> set[bool]:
     """Return the levels at which the guide spreads: True for local sites, False for global."""
     program, batch = fit.program, fit.program.prototype
-    params = fit.federation.client.params(fit.message, fit.federation.client.own)
+    params = fit.params_at_first
     with unchecked(), torch.no_grad(), Substitute(params, batch):
         nodes = poutine.trace(program.guide).get_trace(batch)
     return {

@@ -191,6 +191,11 @@ class Block:
             values[site.name], jacobians[site.name] = site.constrain(free)
         return values, jacobians
 
+    def values_of(self, draws: Tensor) -> Values:
+        """Return the values of global sites at draws (S, K), with S draws in front."""
+        values: Values = torch.vmap(lambda z: self.unflatten(z)[0])(draws)
+        return values
+
     def flatten(self, values: Mapping[str, Tensor]) -> Tensor:
         """Return the vector of the sites' values; the inverse of `unflatten`."""
         pieces = []

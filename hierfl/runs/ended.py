@@ -22,7 +22,6 @@ from hierfl.core.trees import tree_map
 from hierfl.data.batch import full_batch
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics.check import LEAST_EFFECTIVE
-from hierfl.diagnostics.entries import is_uncertain
 from hierfl.engine.chunks import NotFinite, Task, work_on
 from hierfl.engine.client_store import taken
 from hierfl.engine.federation import Federation
@@ -257,7 +256,7 @@ class Fallback:
         return (
             rests_on_few(final.log_weights, float(state.k_hat))
             or bool((known.effective < LEAST_EFFECTIVE).any())
-            or is_uncertain(known)
+            or bool((known.excess() > 1.0).any())
         )
 
     def ended(self, where: Progress, why: str) -> Progress:

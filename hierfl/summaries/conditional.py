@@ -22,9 +22,12 @@ from hierfl.summaries.hierarchy import Factors, Hierarchy, given
 
 # a proposal is the sinh of a Normal: its tails are wider than exponential ones
 BEND = 0.5
+# nats below the highest, at most; a rise of less is none; a width or mass that is not 0
+LOWEST, EVEN, TINY = 1e3, 1e-6, 1e-30
 CLIMB = 8  # Newton steps to the mode
 LEAST = 0.04  # curvature at the mode, at least: most t are logs, for which 5 is a wide sd
 PASSES, POINTS = 3, 64  # of adaptive importance sampling after it
+NODES, FARTHEST = 32, 4.5  # of a proposal of one t by each side, as standard normals
 
 
 class Proposal(NamedTuple):
@@ -45,12 +48,82 @@ class Proposal(NamedTuple):
         return -(0.5 * e.square() + 0.5 * LOG_2_PI + slope).sum(-1)
 
 
+class NodeProposal(NamedTuple):
+    """Proposals of one t each, whose log density is linear between nodes."""
+
+    nodes: Tensor  # (..., G), ascending
+    log: Tensor  # (..., G), of the density
+
+    @staticmethod
+    def through(nodes: Tensor, log: Tensor) -> "NodeProposal":
+        """Return proposals through log densities known up to a constant."""
+        log = log.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        log = (log - log.amax(-1, keepdim=True)).nan_to_num(0.0, neginf=-LOWEST).clamp(min=-LOWEST)
+        total = NodeProposal(nodes, log)._masses().sum(-1, keepdim=True)
+        return NodeProposal(nodes, log - total.clamp(min=TINY).log())
+
+    def at(self, e: Tensor) -> Tensor:
+        """Return t (..., 1) at standard normals e (..., 1)."""
+        masses = self._masses()
+        below = masses.cumsum(-1)
+        mass = torch.special.ndtr(e) * below[..., -1:]
+        k = (below < mass).sum(-1, keepdim=True).clamp(max=masses.shape[-1] - 1)
+        start, width, _, rise = self._piece(k)
+        mass = mass - (below - masses).gather(-1, k)
+        share = (mass / masses.gather(-1, k).clamp(min=TINY)).clamp(0.0, 1.0)
+        # from the higher end, where an exponential does not overflow
+        share, fall = torch.where(rise > 0.0, 1.0 - share, share), rise.abs().clamp(min=EVEN)
+        away = (-(share * (-fall).expm1()).log1p() / fall).clamp(0.0, 1.0)
+        return start + width * torch.where(rise > 0.0, 1.0 - away, away)
+
+    def log_prob(self, t: Tensor) -> Tensor:
+        """Return the log density at t (..., 1), (...)."""
+        k = ((self.nodes <= t).sum(-1, keepdim=True) - 1).clamp(0, self.nodes.shape[-1] - 2)
+        start, width, log, rise = self._piece(k)
+        return (log + rise * (t - start) / width.clamp(min=TINY))[..., 0]
+
+    def _masses(self) -> Tensor:
+        """Return the integrals between nodes, (..., G - 1)."""
+        higher = self.log[..., :-1].maximum(self.log[..., 1:])
+        fall = self.log.diff(dim=-1).abs().clamp(min=EVEN)
+        return self.nodes.diff(dim=-1) * higher.exp() * -torch.expm1(-fall) / fall
+
+    def _piece(self, k: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return start and width of pieces k (..., 1), and the log density at its start and how far it rises."""
+        start, log = self.nodes.gather(-1, k), self.log.gather(-1, k)
+        return start, self.nodes.gather(-1, k + 1) - start, log, self.log.gather(-1, k + 1) - log
+
+
+def proposals_at(
+    hierarchy: Hierarchy,
+    z: Tensor,
+    row: ClientBatch,
+    factor: tuple[Tensor, Tensor],
+    proposals: Proposal,
+) -> Proposal | NodeProposal:
+    """Return clients' proposals (C, 2, M) at z, of both sides, (2, C, ...): of one number by its density there."""
+    both = Proposal(*(v.movedim(1, 0) for v in proposals))
+    if hierarchy.mixing_size > 1:
+        return both
+
+    def densities(t: Tensor) -> Tensor:
+        sites = hierarchy.given(z, row, t)
+        of_w = given(hierarchy, hierarchy.local(z, row, t, sites), z, *factor, t)
+        prior = hierarchy.log_mixing(sites, t)
+        return torch.stack([prior + of_w.log_integral()[0], prior.expand(len(t))])
+
+    e = torch.linspace(-FARTHEST, FARTHEST, NODES, dtype=z.dtype)[:, None, None, None]
+    nodes = both.at(e).flatten(0, 1)[..., 0].sort(0).values  # (G, C)
+    log = torch.vmap(densities)(nodes[..., None])  # (G, 2, C)
+    return NodeProposal.through(nodes.mT.expand(2, -1, -1), log.permute(1, 2, 0))
+
+
 def point(
     hierarchy: Hierarchy,
     z: Tensor,
     row: ClientBatch,
     factor: tuple[Tensor, Tensor],
-    proposals: Proposal | None,
+    proposals: Proposal | NodeProposal | None,
     e: Tensor,
     side: Tensor,
     *,
@@ -60,6 +133,7 @@ def point(
 ) -> tuple[Tensor, Tensor]:
     """Return points (C, D) for e (C, M + Dn), and log p(w, t | z) factor(v) over their density.
 
+    `proposals` are those of both sides at z.
     Those with a `side` of 1 are by the factor `wide` or, with mixing parameters, of the prior alone;
     those with a `side` of 2, of which there are some if `with_prior`, are of the prior alone.
     """
@@ -76,8 +150,8 @@ def point(
         sides = [of_w, *(given(hierarchy, normal, z, *other) for other in others)]
         w, log_q = _of_sides(sides, e, side, wider)
         return w, of_w.log(w) - log_q.logsumexp(0) + math.log(len(sides))
-    size, proposals = hierarchy.mixing_size, Proposal(*(v.movedim(1, 0) for v in proposals))
-    t = proposals.at(e[:, :size])
+    size = hierarchy.mixing_size
+    t = proposals.at(e[:, :size].expand(2, -1, -1))
     t = torch.where(side > 0, t[1], t[0])
     sites = hierarchy.given(z, row, t)
     normal = hierarchy.local(z, row, t, sites)

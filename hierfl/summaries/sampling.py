@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hierfl.core import noise
 from hierfl.core.chains import LEAPS, Sampled, Whitening, sampled
+from hierfl.core.gaussians import least_squares_solution
 from hierfl.core.importance_sampling import (
     FLAT,
     FLAT_SHARE,
@@ -226,7 +227,7 @@ def _about_peak(y: Tensor, log_p: Tensor, weights: Tensor, e: Tensor) -> ScalesP
     size, (loc, scale) = y.shape[1], moments(y, weights.log())
     x, some = (y - loc) / (scale + 1e-300), weights > 0.0
     root, powers = weights[some].sqrt()[:, None], quadratic_in(x[some])
-    coefficients = torch.linalg.lstsq(root * powers, root * log_p[some, None]).solution[:, 0]
+    coefficients = least_squares_solution(root * powers, root * log_p[some, None])[:, 0]
     i, j = torch.triu_indices(size, size)
     curvature = torch.zeros(size, size).index_put((i, j), -coefficients[1 + size :])
     tril, info = torch.linalg.cholesky_ex(curvature + curvature.mT)

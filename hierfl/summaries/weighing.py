@@ -21,7 +21,7 @@ from hierfl.core import noise
 from hierfl.core.gaussians import product
 from hierfl.core.importance_sampling import heavy_points, normal_points
 from hierfl.program.sites import Values
-from hierfl.summaries.conditional import Proposal, normals_of, point, sides_of
+from hierfl.summaries.conditional import Proposal, normals_of, point, proposals_at, sides_of
 from hierfl.summaries.hierarchy import Hierarchy
 from hierfl.summaries.packed_rows import PackedRows
 from hierfl.summaries.quartic import Quartic
@@ -245,7 +245,9 @@ class _Clients:
         sides, row = sides_of(count, h), h.batch(self.fields, self.rows.clients)
 
         def at(z: Tensor, e: Tensor) -> Any:
-            at_side = partial(point, h, z, row, self.factor, self.proposals)
+            assert self.proposals is not None
+            proposals = proposals_at(h, z, row, self.factor, self.proposals)
+            at_side = partial(point, h, z, row, self.factor, proposals)
             return torch.vmap(at_side)(e, sides)
 
         e, log_weights = self._turned(points, every)

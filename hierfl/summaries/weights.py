@@ -9,6 +9,7 @@ import math
 import torch
 from torch import Tensor
 
+from hierfl.core.gaussians import least_squares_solution
 from hierfl.core.importance_sampling import K_HAT, Weights, resampled, smoothed_rows
 from hierfl.core.importance_sampling import smoothed as pareto_smoothed
 from hierfl.core.trees import tree_class
@@ -124,7 +125,7 @@ def everywhere(
     terms, share = powers[at], torch.full((len(at),), 1.0 / len(at))
     for _ in range(PASSES):
         root = share.sqrt()[:, None]
-        fitted = torch.linalg.lstsq(root * terms, root * log_ratios[:, None]).solution[:, 0]
+        fitted = least_squares_solution(root * terms, root * log_ratios[:, None])[:, 0]
         # more effective points than coefficients, or the fit would be to a few of them
         share = tempered(terms @ fitted + log_base[at], LEAST_SHARE)
     residuals = log_ratios - terms @ fitted

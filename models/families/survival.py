@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import pyro.distributions as dist
 import torch
@@ -20,6 +20,7 @@ DEEPEST = 700.0  # cumulative hazards above it are survival probabilities of 0 i
 ADDITIONS = ("cens", "upper", "entry")
 
 
+@runtime_checkable
 class Hazards(Protocol):
     """A distribution of times T > 0 in terms of its cumulative hazard H(t) = -log P(T > t)."""
 
@@ -47,10 +48,7 @@ def hazards(fn: Any) -> Hazards:
         return _WeibullHazards(fn.scale, fn.concentration)
     if isinstance(fn, torch_dist.LogNormal):
         return _LogNormalHazards(fn.loc, fn.scale)
-    if all(
-        hasattr(fn, name)
-        for name in ("log_density", "cumulative_hazard", "time_at", "moments_beyond")
-    ):
+    if isinstance(fn, Hazards):
         return fn
     raise TypeError(
         f"a {type(fn).__name__} has no cumulative hazard: use an Exponential, a Weibull, a "

@@ -67,3 +67,13 @@ def test_constants_and_dependent_draws() -> None:
     assert float(found.effective[0]) == float("inf") and float(found.sd_error[0]) == 0.0
     assert float(less.effective[1]) == pytest.approx(S / 4)
     assert float(less.sd_error[1] / found.sd_error[1]) == pytest.approx(2.0)
+
+
+def test_an_end_is_known_by_the_spread_on_its_own_side() -> None:
+    """A far tail does not make the other end look known: exp of a Normal's 5% and 95% points."""
+    values = normals(1)
+    plain, skewed = quality_of(values, torch.zeros(S)), quality_of(values.exp(), torch.zeros(S))
+    assert float(skewed.end_error) == pytest.approx(1.645 * 5.18 / 4.18 * 0.0334, rel=0.3)
+    assert float(quality_of((3.0 * values).exp(), torch.zeros(S)).end_error) < 0.3
+    assert float(plain.end_error) == pytest.approx(0.0334, rel=0.35)
+    assert float(plain.excess()) == pytest.approx(float(plain.end_error) / 0.2)

@@ -12,6 +12,7 @@ from hierfl.core.gaussians import (
     Quadratic,
     inverse,
     inverse_root,
+    least_squares_solution,
     times_factor,
     turned_root,
     upper_root,
@@ -19,6 +20,21 @@ from hierfl.core.gaussians import (
 )
 
 CLIENTS, SHARED = 3, 2
+
+
+def test_least_squares_have_the_same_digits_whatever_memory_holds() -> None:
+    """torch's default driver gave 37 different solutions of this system in 400 tries."""
+    g = torch.Generator().manual_seed(0)
+    root, of = (torch.randn(8, n, generator=g, dtype=torch.float64) for n in (8, 10))
+    matrix, solutions = root @ root.mT, set()
+    junk: list[Tensor] = []
+    for i in range(100):
+        junk = [*junk[-4 * (i % 5) :], torch.randn(i % 37 + 1), torch.full((8,), i)]
+        solutions.add(least_squares_solution(matrix, of).numpy().tobytes())
+    assert len(solutions) == 1
+    torch.testing.assert_close(matrix @ least_squares_solution(matrix, of), of)
+    assert bool(least_squares_solution(matrix * torch.nan, of).isnan().all())
+    assert least_squares_solution(matrix, of[:, :0]).shape == (8, 0)
 
 
 def exactly(prior: Tensor, precision: Tensor, shift: Tensor) -> tuple[list[float], float]:

@@ -19,7 +19,7 @@ def test_fixed_points_do_not_depend_on_alpha_and_are_stationary(alpha: float, ro
     sigma, lam = 10.0, 1.0
     method = fedamp(at(START), prox=lam, alpha=alpha, sigma=sigma, **EXACT)
     fitted = fit(method, clients(), rounds=rounds)
-    w = fitted.progress.table.w["theta"]
+    w = fitted.progress.table.params["theta"]
     published = [(0.834724, 0.093234), (0.049858, 1.785395), (-0.654275, 1.001069)]
     assert torch.allclose(w, torch.tensor(published), atol=2e-6)
     slope = (H @ (w - B)[..., None])[..., 0]

@@ -18,7 +18,7 @@ from hierfl.core.process import OutOfTime, Watch, double_precision, watched
 from hierfl.data.batch import in_double
 from hierfl.engine.federation import federate
 from hierfl.methods.stages.centering import Centering
-from hierfl.methods.stages.joint import Joint, PlainJoint, flat, standard_of
+from hierfl.methods.stages.joint import Joint, PlainJoint, Standard, flat, standard_of
 from hierfl.methods.stages.mixing_chains import (
     ChainCoordinates,
     NewCoordinates,
@@ -169,7 +169,9 @@ class _Chains(ChainCoordinates):
 
     def __init__(self, *r_hats: float) -> None:
         self.r_hats, self.asked, self.seconds = list(r_hats), list[float](), 1.0
-        self.joint = cast(Joint, SimpleNamespace(count=2, has_own=True))
+        joint = SimpleNamespace(count=2, has_own=True, values_of=lambda x, standard: x)
+        self.joint = cast(Joint, joint)
+        self.standard = cast(Standard, None)
 
     def sampled(self, *args: Any, needed: float = 0.0, **more: Any) -> Sampled:
         _, _, _, least, *before = args
@@ -188,6 +190,17 @@ def test_chains_say_what_they_need_and_end_where_no_more_would_do() -> None:
     assert mixes.asked == pytest.approx([0.0, 4 * 60, 2 * 120])
     until_mixed(hopeless, (), *nothing)
     assert hopeless.asked == pytest.approx([0.0, 40 * 60])
+
+
+def test_chains_need_to_know_the_ends_of_values() -> None:
+    """With a quarter of the effective draws, four times the iterations."""
+    x = torch.randn(2000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    whitening = Whitening(torch.zeros(1), torch.eye(1), torch.ones(0))
+    rests = (whitening, 0.5, torch.zeros(60, 2, 1), torch.zeros(60, 2, 1), 4.0)
+    asked = [_Chains().needed(Sampled(x, 1.0, n, (1.0, 0.0), *rests)) for n in (400.0, 100.0)]
+    # sqrt(p (1 - p) / n) over the density at the 5% point, in what it may be
+    assert asked[0] == pytest.approx(60 * (0.2179 / 400**0.5 / 0.1031 / 0.2) ** 2, rel=0.3)
+    assert asked[1] == pytest.approx(4.0 * asked[0], rel=0.3)
 
 
 def test_coordinates_in_which_chains_mix_sooner_are_kept() -> None:

@@ -161,7 +161,7 @@ PAIRS: dict[str, Same] = {
         lambda f: {n: v * 4.0 / 4.64 for n, v in f.message.items()}, (5, 5, 5, 5), {"rounds": 1}),
     "fedamp without pull": Same(
         of(methods.fedamp, shared, prox=0.0, sigma=5.0, **STEP), of(local_only, shared, **STEP),
-        kept("w"), kept("params")),
+        kept("params"), kept("params")),
     "fedfomo without models": Same(
         of(methods.fedfomo, shared, models=0, **STEP), of(local_only, shared, **STEP),
         kept("last"), kept("params")),

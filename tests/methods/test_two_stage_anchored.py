@@ -16,7 +16,7 @@ from benchmarks.zoo.reading import data_of, program_of
 from hierfl import ClientBatch, ClientData
 from hierfl.core.process import double_precision
 from hierfl.core.trees import tree_map
-from hierfl.diagnostics.entries import OF_CLIENTS, entries_of_clients
+from hierfl.diagnostics.entries import OF_CLIENTS, checks_of_draws, entries_of_clients
 from hierfl.diagnostics.evidence import kept_densities
 from hierfl.engine.federation import federate
 from hierfl.methods.stages.checks import NOWHERE
@@ -422,6 +422,25 @@ def test_a_k_hat_of_draws_with_one_far_out_names_its_entry(done: hierfl.Fit) -> 
     verdict = with_server(done, final=replace(final, draws=draws)).summary()
     assert verdict.trustworthy is None
     assert "Check the tails: the Monte Carlo error of the sd of 'mu[1]' is" in verdict.verdict
+
+
+def test_a_long_tail_is_said_and_is_no_fault_of_the_draws(done: hierfl.Fit) -> None:
+    """The sd of exp(z) rests on a few of the draws where that of z is 2 and rests on all."""
+    final, block = done.progress.server.final, done.program.latents.global_block
+    (place,) = (i for i, site in enumerate(block.sites) if site.name == "sd")
+    begin = sum(block.sizes[:place])
+    draws = final.draws.clone()
+    away = draws[:, begin] - draws[:, begin].mean()
+    draws[:, begin] = 2.0 * away / away.std()
+    equal = torch.full_like(final.log_weights, 1.0 / len(draws)).log()
+    heavy = with_server(done, final=replace(final, draws=draws, log_weights=equal))
+    tails, moments = checks_of_draws(heavy)
+    assert (tails.verdict, moments.verdict, moments.severity) == ("good", "warning", "note")
+    assert "A long tail: means and sds of 'sd[0]' (" in moments.answer
+    draws[0, begin] += 300.0  # in z, too
+    tails, moments = checks_of_draws(heavy)
+    assert (tails.verdict, tails.severity) == ("warning", "doubt")
+    assert "sd[0]" not in moments.answer
 
 
 def test_sds_of_clients_that_rest_on_few_draws_are_named(done: hierfl.Fit) -> None:

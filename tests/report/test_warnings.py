@@ -332,7 +332,7 @@ def test_the_summary_and_the_report_warn_of_the_same(monkeypatch: pytest.MonkeyP
 
     k_hats = "hierfl.diagnostics.verdict.k_hats_of"
     monkeypatch.setattr(k_hats, lambda f, *_: pd.Series(0.9, index=f.clients))
-    monkeypatch.setattr("hierfl.diagnostics.entries.OFF_BY_CHANCE", 0.05)
+    monkeypatch.setattr("hierfl.core.draw_quality.OFF_BY_CHANCE", 0.05)
     of_page, warned_of = set(), set()
     for name, make in FITS.items():
         f = make()

@@ -27,7 +27,7 @@ from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import Descent, DescentState, common_params
-from hierfl.methods.parts.stacked import at_each, flat, of_least_loss, of_mask, part
+from hierfl.methods.parts.stacked import at_each, flat, mixed, of_least_loss, part
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
@@ -99,7 +99,7 @@ def clustered_fl(
         first = common_params(program, "clustered_fl")
 
         def choose(work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
-            best = of_mask(of_least_loss(program, message, batch), message)
+            best = mixed(of_least_loss(program, message, batch), message)
             return work._replace(beside=ClusteredFLClientState(best))
 
         def finish(
@@ -183,5 +183,4 @@ def halved(updates: Tensor) -> Tensor:
 
 def _means(by: Tree, rows: Tensor, cluster: Tensor) -> Tree:
     same = (cluster[:, None] == cluster).to(rows.dtype) * rows
-    weight = same / same.sum(1, keepdim=True)
-    return tree_map(lambda v: torch.tensordot(weight.to(v.dtype), v, 1), by)
+    return mixed(same / same.sum(1, keepdim=True), by)

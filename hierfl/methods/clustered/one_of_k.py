@@ -46,7 +46,7 @@ from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import Descent, DescentState, common_params
-from hierfl.methods.parts.stacked import along, of_least_loss, of_mask, starts_of
+from hierfl.methods.parts.stacked import along, mixed, of_least_loss, starts_of
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Model
@@ -109,7 +109,7 @@ def ifca(
         common_params(program, "ifca")
 
         def params(message: Tree, own: Tensor) -> Params:
-            return of_mask(chosen(own.sum(), own, most(message)), message["theta"])
+            return mixed(chosen(own.sum(), own, most(message)), message["theta"])
 
         def finish(
             work: DescentState, message: Tree, own: Tensor, rows: Tensor
@@ -199,7 +199,7 @@ def fedhb_mixture(
         blank = zeros_like(common_params(program, "fedhb_mixture"))
 
         def params(message: Tree, own: FedHBMixtureClientState) -> Params:
-            return chosen(own.share.sum(), own.w, of_mask(most(message), message["theta"]))
+            return chosen(own.share.sum(), own.w, mixed(most(message), message["theta"]))
 
         def loss(w: Params, work: DescentState, message: Tree, batch: ClientBatch) -> Tensor:
             pull = nearness(w, message["theta"]).logsumexp(0)
@@ -239,7 +239,7 @@ def choosing_of(program: Program, count: int) -> Phase:
 
     def choose(work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
         mask = of_least_loss(program, message["theta"], batch)
-        return work._replace(w=of_mask(mask, message["theta"]), beside=mask)
+        return work._replace(w=mixed(mask, message["theta"]), beside=mask)
 
     return Phase(choose, turns=count)
 

@@ -23,6 +23,14 @@ class OwnParams(NamedTuple):
     seen: Tensor
 
 
+class OwnAndMail(NamedTuple):
+    """The same beside what the server writes for the client, `mail`."""
+
+    params: Params
+    mail: Params
+    seen: Tensor
+
+
 def personal_client(
     own: Tree,
     first: Callable[[Tree, Tree], Tree],
@@ -100,11 +108,12 @@ class Descent:
 
 
 class TwoLevels(NamedTuple):
-    """The working state of a client with a copy theta of the global params, own params phi, and the last loss, ()."""
+    """A client's copy theta of the global params, its own params phi, the last loss, (), and what it needs `beside`."""
 
     theta: Stepped
     phi: Stepped
     loss: Tensor
+    beside: Tree = ()
 
 
 Target = Callable[[Params, dict[str, Tree]], Params]

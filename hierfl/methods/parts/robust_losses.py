@@ -12,7 +12,7 @@ each is -log p as c -> 0, up to terms that depend on nothing.
 import math
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pyro.distributions as dist
 import torch
@@ -25,7 +25,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.program.program import Program, ProgramError
 
 Loss = Literal["likelihood", "beta", "gamma", "cross_entropy"]
-LOSSES = ("likelihood", "beta", "gamma", "cross_entropy")
+LOSSES = get_args(Loss)
 CLASSES = (torch_dist.Bernoulli, torch_dist.Categorical)
 
 

@@ -59,9 +59,9 @@ def of_least_loss(program: Program, components: Params, batch: ClientBatch) -> T
     return (torch.arange(len(losses)) == losses.argmin()).to(torch.get_default_dtype())
 
 
-def of_mask(mask: Tensor, components: Tree) -> Tree:
-    """Return the component that a mask (K,) of one 1 and zeros picks."""
-    return tree_map(lambda v: torch.tensordot(mask.to(v.dtype), v, 1), components)
+def mixed(weights: Tensor, components: Tree) -> Tree:
+    """Return sums of components (K, ...) by weights (..., K); a mask of one 1 and zeros picks one."""
+    return tree_map(lambda v: torch.tensordot(weights.to(v.dtype), v, 1), components)
 
 
 def along(mask: Tensor, value: Tree) -> Tree:
@@ -77,13 +77,12 @@ def at_each(value: Tree, clients: int) -> Tree:
 def mean_of(models: Tree, seen: Tensor) -> Tree:
     """Return the mean of the models of clients that were seen, (N,) bool, or of all if none was."""
     share = torch.where(seen.any(), seen, torch.ones_like(seen)).double()
-    share = share / share.sum()
-    return tree_map(lambda v: torch.tensordot(share.to(v.dtype), v, 1), models)
+    return mixed(share / share.sum(), models)
 
 
 def flat(models: Tree) -> Tensor:
     """Return each client's params as one vector, (N, P)."""
-    return torch.cat([v.flatten(1) for v in tree_leaves(models)], 1)
+    return torch.cat([v.reshape(len(v), -1) for v in tree_leaves(models)], 1)
 
 
 def distances(vectors: Tensor) -> Tensor:

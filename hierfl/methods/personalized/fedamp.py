@@ -32,11 +32,12 @@ from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import (
     Descent,
     DescentState,
+    OwnAndMail,
     common_params,
     personal_client,
     proximal_loss,
 )
-from hierfl.methods.parts.stacked import at_each, distances, flat, mean_of
+from hierfl.methods.parts.stacked import at_each, distances, flat, mean_of, mixed
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Model
@@ -149,14 +150,6 @@ def heur_fedamp(
     return _attentive("heur_fedamp", model, attention, prox, descent)
 
 
-class FedAMPClientState(NamedTuple):
-    """A client's model, and the mix that it is pulled to, `mail`; `seen`, (), as in `OwnParams`."""
-
-    w: Params
-    mail: Params
-    seen: Tensor
-
-
 class FedAMPServerState(NamedTuple):
     """Models and mixes of N clients, (N, ...), who has trained, (N,) bool, and the mean of xi_ii, ()."""
 
@@ -178,19 +171,19 @@ def _attentive(
             return proximal_loss(program, w, work.beside, pull, batch)
 
         def finish(
-            work: DescentState, message: Tree, own: FedAMPClientState, rows: Tensor
-        ) -> tuple[Up, FedAMPClientState]:
+            work: DescentState, message: Tree, own: OwnAndMail, rows: Tensor
+        ) -> tuple[Up, OwnAndMail]:
             up: Up = {"w": Each(work.w), "loss": Share(work.loss, rows)}
-            return up, FedAMPClientState(work.w, own.mail, torch.ones(()))
+            return up, OwnAndMail(work.w, own.mail, torch.ones(()))
 
         return personal_client(
-            FedAMPClientState(first, first, torch.zeros(())),
-            lambda message, own: own._replace(w=own.mail),
-            start=lambda message, own: descent.begin(own.w, own.mail),
+            OwnAndMail(first, first, torch.zeros(())),
+            lambda message, own: own._replace(params=own.mail),
+            start=lambda message, own: descent.begin(own.params, own.mail),
             phases=(descent.phase(loss),),
             finish=finish,
-            params=lambda message, own: own.w,
-            new=lambda message: FedAMPClientState(message, message, torch.zeros(())),
+            params=lambda message, own: own.params,
+            new=lambda message: OwnAndMail(message, message, torch.zeros(())),
             mail=("mail",),
         )
 
@@ -205,13 +198,13 @@ def _attentive(
             trained = tree_map(lambda v: v[seen], w)
             weight = attention(flat(trained))
 
-            def mixed(mean: Tensor, v: Tensor) -> Tensor:
+            def of_all(mean: Tensor, v: Tensor) -> Tensor:
                 # a client that has not trained yet gets the mean, and is in no mix
                 all_mean = mean.expand(len(seen), *mean.shape).clone()
-                all_mean[seen] = torch.tensordot(weight.to(v.dtype), v, 1)
+                all_mean[seen] = v
                 return all_mean
 
-            mix = tree_map(mixed, mean_of(w, seen), trained)
+            mix = tree_map(of_all, mean_of(w, seen), mixed(weight, trained))
             return FedAMPServerState(w, mix, seen, weight.diagonal().mean())
 
         count = program.num_clients

@@ -26,14 +26,20 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from hierfl.core.arguments import expect
-from hierfl.core.trees import Tree, chosen, tree_map, with_rows
+from hierfl.core.trees import Tree, chosen, with_rows
 from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Clock, Each, Method, Phase, Server, Share, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import Descent, expect_model, personal_client
-from hierfl.methods.parts.stacked import at_each, mean_of
-from hierfl.methods.personalized.fedrep import BodyAndHeadWork, moving
+from hierfl.methods.parts.averaging import (
+    Descent,
+    OwnAndMail,
+    TwoLevels,
+    expect_model,
+    personal_client,
+)
+from hierfl.methods.parts.stacked import at_each, mean_of, mixed
+from hierfl.methods.personalized.fedrep import moving
 from hierfl.models.memory_network import HeadedNetwork
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program
@@ -56,14 +62,6 @@ class FedPACFeatures(NamedTuple):
     means: Tensor  # (K, D)
     v: Tensor  # (), variance of h
     classes: Classes  # with the round's last body
-
-
-class FedPACClientState(NamedTuple):
-    """A client's head, and the mixed one, `mail`; `seen`, (), as in `OwnParams`."""
-
-    head: Params
-    mail: Params
-    seen: Tensor
 
 
 class FedPACServerState(NamedTuple):
@@ -133,20 +131,20 @@ def fedpac(
     def client(program: Program) -> Client:
         head, (classes, _) = _parts(model, program)[1], _sizes(model, program)
 
-        def features(work: BodyAndHeadWork, batch: ClientBatch) -> Classes:
-            return by_class(model, classes, {**work.body.params, **work.head.params}, batch)
+        def features(work: TwoLevels, batch: ClientBatch) -> Classes:
+            return by_class(model, classes, {**work.theta.params, **work.phi.params}, batch)
 
-        def start(message: Tree, own: FedPACClientState) -> BodyAndHeadWork:
-            mine = chosen(own.seen, own.mail if mix else own.head, message["head"])
+        def start(message: Tree, own: OwnAndMail) -> TwoLevels:
+            mine = chosen(own.seen, own.mail if mix else own.params, message["head"])
             none, blank = torch.zeros(()), torch.zeros_like(message["mu"])
-            return BodyAndHeadWork(
+            return TwoLevels(
                 Stepped(message["body"], optimizer.init(message["body"])),
                 Stepped(mine, head_optimizer.init(mine)),
                 none,
                 FedPACFeatures(blank, blank, none, Classes(message["mu"], message["known"], none)),
             )
 
-        def look(work: BodyAndHeadWork, message: Tree, batch: ClientBatch) -> BodyAndHeadWork:
+        def look(work: TwoLevels, message: Tree, batch: ClientBatch) -> TwoLevels:
             by_label = features(work, batch)
             share = by_label.rows / by_label.rows.sum()
             means = by_label.total / by_label.rows.clamp(min=1.0)[:, None]
@@ -156,38 +154,36 @@ def fedpac(
                 beside=FedPACFeatures(h, means, v.clamp(min=1e-12), work.beside.classes)
             )
 
-        def on_body(work: BodyAndHeadWork, message: Tree, batch: ClientBatch) -> BodyAndHeadWork:
+        def on_body(work: TwoLevels, message: Tree, batch: ClientBatch) -> TwoLevels:
             loss = _body_loss(program, model, feature_weight, work, message, batch)
-            gradient, value = slope(loss, work.body.params)
-            return work._replace(body=step(optimizer, gradient, work.body), loss=value)
+            gradient, value = slope(loss, work.theta.params)
+            return work._replace(theta=step(optimizer, gradient, work.theta), loss=value)
 
-        def look_again(work: BodyAndHeadWork, message: Tree, batch: ClientBatch) -> BodyAndHeadWork:
+        def look_again(work: TwoLevels, message: Tree, batch: ClientBatch) -> TwoLevels:
             return work._replace(beside=work.beside._replace(classes=features(work, batch)))
 
         def finish(
-            work: BodyAndHeadWork, message: Tree, own: FedPACClientState, rows: Tensor
-        ) -> tuple[Up, FedPACClientState]:
-            (h, _, v, (total, count, _)), mine = work.beside, work.head.params
+            work: TwoLevels, message: Tree, own: OwnAndMail, rows: Tensor
+        ) -> tuple[Up, OwnAndMail]:
+            (h, _, v, (total, count, _)), mine = work.beside, work.phi.params
             up: Up = {
-                "theta": Share(work.body.params, rows),
+                "theta": Share(work.theta.params, rows),
                 "classes": Share({"total": total, "count": count}),
                 "head": Each({"head": mine, "h": h, "v": v}),
                 "loss": Share(work.loss, rows),
             }
-            return up, FedPACClientState(mine, own.mail, torch.ones(()))
+            return up, OwnAndMail(mine, own.mail, torch.ones(()))
 
-        tuning = descents.taking(moving(program, {"head": head_optimizer}), head_steps)
+        tuning = descents.taking(moving(program, {"phi": head_optimizer}), head_steps)
         return personal_client(
-            FedPACClientState(head, head, torch.zeros(())),
-            lambda message, own: own._replace(head=message["head"]),
+            OwnAndMail(head, head, torch.zeros(())),
+            lambda message, own: own._replace(params=message["head"]),
             start=start,
             phases=(Phase(look), tuning, descents.taking(on_body), Phase(look_again)),
             finish=finish,
-            params=lambda message, own: {**message["body"], **own.head},
+            params=lambda message, own: {**message["body"], **own.params},
             adapt=(tuning,),
-            new=lambda message: FedPACClientState(
-                message["head"], message["head"], torch.zeros(())
-            ),
+            new=lambda message: OwnAndMail(message["head"], message["head"], torch.zeros(())),
             mail=("mail",),
             sums_by=model.y,
         )
@@ -215,12 +211,12 @@ def _body_loss(
     program: Program,
     model: HeadedNetwork,
     weight: float,
-    work: BodyAndHeadWork,
+    work: TwoLevels,
     message: Tree,
     batch: ClientBatch,
 ) -> Callable[[Params], Tensor]:
     """Return the loss of the body: nll, and the pull of features to their classes' means."""
-    head, has_mean = work.head.params, message["known"][:, None] > 0.0
+    head, has_mean = work.phi.params, message["known"][:, None] > 0.0
     labels = batch.fields[model.y][0].long()
     center = torch.where(has_mean, message["mu"], work.beside.means)[labels]
     pull = weight * message["known"].amax()  # none in the first round
@@ -261,7 +257,7 @@ def _server(program: Program, model: HeadedNetwork, mix: bool) -> Server:
         mail = reported["head"]
         if mix:
             weight = weights_of(reported["h"].flatten(1), reported["v"], seen)
-            mail = tree_map(lambda v: torch.tensordot(weight.to(v.dtype), v, 1), reported["head"])
+            mail = mixed(weight, reported["head"])
         return FedPACServerState(
             body=means["theta"],
             **reported,

@@ -14,9 +14,9 @@ for all clients and each head a point under a flat prior, so that heads do not b
 guide is `delta`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,22 +27,18 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.delta import delta
 from hierfl.method import Client, Method, Phase, Server, Share, Step, Up, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import OwnParams, averaging_server, personal_client
+from hierfl.methods.parts.averaging import (
+    OwnParams,
+    TwoLevels,
+    averaging_server,
+    personal_client,
+)
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Model
 
-Part = Literal["body", "head"]
+Part = Literal["theta", "phi"]  # the body, and the head
 Optimizers = Mapping[Part, Optimizer]
-
-
-class BodyAndHeadWork(NamedTuple):
-    """Both parts with their optimizers' memories, the last loss, (), and what else the method needs in the round."""
-
-    body: Stepped
-    head: Stepped
-    loss: Tensor
-    beside: Tree = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +56,7 @@ class BodyAndHead:
 
     def work(
         self, message: Params, head: Params, optimizers: Optimizers, beside: Tree = ()
-    ) -> BodyAndHeadWork:
+    ) -> TwoLevels:
         """Return the working state of a round."""
 
         def begun(part: Part, at: Params) -> Stepped:
@@ -68,18 +64,35 @@ class BodyAndHead:
 
         body = {name: message[name] for name in self.body}
         none = torch.zeros(())
-        return BodyAndHeadWork(begun("body", body), begun("head", head), none, beside)
+        return TwoLevels(begun("theta", body), begun("phi", head), none, beside)
 
-    def sent(self, work: BodyAndHeadWork, weight: float | Tensor) -> dict[str, Share]:
+    def sent(self, work: TwoLevels, weight: float | Tensor) -> dict[str, Share]:
         """Return a client's update: its body, if any, and the loss of its last step."""
-        body = {"theta": Share(work.body.params, weight)} if self.body else {}
+        body = {"theta": Share(work.theta.params, weight)} if self.body else {}
         return {**body, "loss": Share(work.loss, weight)}
 
     def finished(
-        self, work: BodyAndHeadWork, message: Tree, own: OwnParams, rows: Tensor
+        self, work: TwoLevels, message: Tree, own: OwnParams, rows: Tensor
     ) -> tuple[Up, OwnParams]:
         """Return the update, weighted by rows, and the head, which is kept."""
-        return self.sent(work, rows), OwnParams(work.head.params, torch.ones(()))
+        return self.sent(work, rows), OwnParams(work.phi.params, torch.ones(()))
+
+    def client(
+        self,
+        start: Callable[[Params, OwnParams], TwoLevels],
+        phases: tuple[Phase, ...],
+        adapt: tuple[Phase, ...],
+    ) -> Client:
+        """Return a client that keeps its head, at first the common start."""
+        return personal_client(
+            OwnParams(self.head, torch.zeros(())),
+            lambda message, own: own._replace(params=self.first_head(message)),
+            start=start,
+            phases=phases,
+            finish=self.finished,
+            params=lambda message, own: {**message, **own.params},
+            adapt=adapt,
+        )
 
     def server(self) -> Server:
         """Return the server that averages the bodies."""
@@ -123,22 +136,24 @@ def body_and_head(program: Program, head: NameRule | None, method: str) -> BodyA
     return BodyAndHead(body, mine, in_program=False)
 
 
-def check_has_body(split: BodyAndHead, method: str) -> None:
-    """Refuse a split without a body, for methods whose clients then have nothing to send."""
+def body_below(program: Program, head: NameRule | None, method: str) -> BodyAndHead:
+    """Split params, for methods whose clients have nothing to send without a body."""
+    split = body_and_head(program, head, method)
     if not split.body:
         raise ProgramError(
             f"{method} has nothing to learn together, as every param is in the head: choose a "
             "smaller head, or use local_only"
         )
+    return split
 
 
 def moving(program: Program, optimizers: Optimizers) -> Step:
     """Return a step on the parts that have an optimizer, with the others fixed."""
 
-    def move(work: BodyAndHeadWork, message: Tree, batch: ClientBatch) -> BodyAndHeadWork:
+    def move(work: TwoLevels, message: Tree, batch: ClientBatch) -> TwoLevels:
         def loss(params: Mapping[Part, Params]) -> Tensor:
-            body = params.get("body", work.body.params)
-            return program.mean_loss({**body, **params.get("head", work.head.params)}, batch)
+            body = params.get("theta", work.theta.params)
+            return program.mean_loss({**body, **params.get("phi", work.phi.params)}, batch)
 
         before: dict[Part, Stepped] = {part: getattr(work, part) for part in optimizers}
         gradient, value = slope(loss, {part: at.params for part, at in before.items()})
@@ -195,22 +210,18 @@ def fedrep(
 
     def client(program: Program) -> Client:
         split = body_and_head(program, head, name)
-        optimizers: Optimizers = {"body": optimizer, "head": optimizer}
+        optimizers: Optimizers = {"theta": optimizer, "phi": optimizer}
 
-        on_head = Phase(moving(program, {"head": optimizer}), head_steps, unit, batch_size)
-        on_body = Phase(moving(program, {"body": optimizer}), body_steps, unit, batch_size)
+        on_head = Phase(moving(program, {"phi": optimizer}), head_steps, unit, batch_size)
+        on_body = Phase(moving(program, {"theta": optimizer}), body_steps, unit, batch_size)
         on_all = Phase(moving(program, optimizers), body_steps, unit, batch_size)
         tuned = (on_head,) if split.head and head_steps else ()
         trained = (on_body,) if split.body and body_steps else ()
-        return personal_client(
-            OwnParams(split.head, torch.zeros(())),
-            lambda message, own: own._replace(params=split.first_head(message)),
-            start=lambda message, own: split.work(message, own.params, optimizers),
+        return split.client(
+            lambda message, own: split.work(message, own.params, optimizers),
             # a phase without steps is left out: mini-batches stay those of methods without it
-            phases=(on_all,) if joint else (*tuned, *trained),
-            finish=split.finished,
-            params=lambda message, own: {**message, **own.params},
-            adapt=tuned,
+            (on_all,) if joint else (*tuned, *trained),
+            tuned,
         )
 
     def server(program: Program) -> Server:

@@ -28,9 +28,8 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.mean_field import mean_field
 from hierfl.method import Client, LogShare, Method, Phase, Server, Share, Up, over_draws, slope
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import OwnParams, personal_client
+from hierfl.methods.parts.averaging import OwnParams, TwoLevels, personal_client
 from hierfl.methods.parts.prior_params import mean_params
-from hierfl.methods.personalized.fedrep import BodyAndHeadWork
 from hierfl.models.bayesian_network import SPREAD
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
@@ -125,8 +124,8 @@ def pfedvem(
 
             return over_draws(at, batch, draws, keyed=program.in_vmap)
 
-        def start(message: Params, own: OwnParams) -> BodyAndHeadWork:
-            """Return the base as body, q_k as head, and rho_k, unconstrained, `beside`."""
+        def start(message: Params, own: OwnParams) -> TwoLevels:
+            """Return the base as theta, q_k as phi, and rho_k, unconstrained, `beside`."""
             phi = own.params
             spread = phi[SPREAD]
             if confidence:
@@ -134,27 +133,27 @@ def pfedvem(
             q = {name: value for name, value in phi.items() if name != SPREAD}
             base = {name: message[name] for name in base_names}
             at_base, at_q = Stepped(base, base_optimizer.init(base)), Stepped(q, optimizer.init(q))
-            return BodyAndHeadWork(at_base, at_q, torch.zeros(()), spread)
+            return TwoLevels(at_base, at_q, torch.zeros(()), spread)
 
-        def on_head(work: BodyAndHeadWork, message: Params, batch: ClientBatch) -> BodyAndHeadWork:
-            fixed, q = {**message, SPREAD: work.beside}, work.head
+        def on_head(work: TwoLevels, message: Params, batch: ClientBatch) -> TwoLevels:
+            fixed, q = {**message, SPREAD: work.beside}, work.phi
             gradient, value = slope(lambda p: loss({**fixed, **p}, batch, prior=True), q.params)
-            return work._replace(head=step(optimizer, gradient, q), loss=value)
+            return work._replace(phi=step(optimizer, gradient, q), loss=value)
 
-        def on_base(work: BodyAndHeadWork, message: Params, batch: ClientBatch) -> BodyAndHeadWork:
-            fixed, base = {**message, **work.head.params, SPREAD: work.beside}, work.body
+        def on_base(work: TwoLevels, message: Params, batch: ClientBatch) -> TwoLevels:
+            fixed, base = {**message, **work.phi.params, SPREAD: work.beside}, work.theta
             gradient, _ = slope(lambda p: loss({**fixed, **p}, batch, prior=False), base.params)
-            return work._replace(body=step(base_optimizer, gradient, base))
+            return work._replace(theta=step(base_optimizer, gradient, base))
 
         def finish(
-            work: BodyAndHeadWork, message: Params, own: OwnParams, rows: Tensor
+            work: TwoLevels, message: Params, own: OwnParams, rows: Tensor
         ) -> tuple[Up, OwnParams]:
-            q, rho = work.head.params, links[SPREAD](work.beside).mean()
+            q, rho = work.phi.params, links[SPREAD](work.beside).mean()
             head = {p: q[f"{site}.loc"].reshape(message[p].shape) for site, p in means.items()}
             weight = -2.0 * rho.log() if confidence else torch.zeros(())
             up: Up = {
                 "head": LogShare(head, weight),
-                "base": Share(work.body.params, rows),
+                "base": Share(work.theta.params, rows),
                 "loss": Share(work.loss),
                 "rho": Share(rho),
             }

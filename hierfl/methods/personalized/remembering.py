@@ -33,7 +33,7 @@ draws; without inducing points; means are by rows.
 Its Bayesian part is each client's process. What is common is a point.
 """
 
-from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 from torch import Tensor
@@ -51,11 +51,9 @@ from hierfl.methods.parts.averaging import (
     plain_average,
 )
 from hierfl.models.gaussian_process_network import GaussianProcessNetwork
-from hierfl.models.memory_network import MemoryNetwork, without_memory
+from hierfl.models.memory_network import MemoryNetwork, remembered, without_memory
 from hierfl.optimizers import SGD, Optimizer
 from hierfl.program.program import Params, Program
-
-Remembered = Callable[[ClientBatch], Tree]
 
 
 @About(
@@ -98,25 +96,38 @@ def knn_per(
             with without_memory():
                 return program.mean_loss({**w, **blank}, batch)
 
-        return remembering(blank, descent, model.remembered, (descent.phase(loss),))
+        return remembering(model, blank, descent, (descent.phase(loss),))
 
     return Method("knn_per", model, delta, client, plain_average)
 
 
 def remembering(
-    blank: Params, descent: Descent, remembered: Remembered, phases: tuple[Phase, ...]
+    model: MemoryNetwork | GaussianProcessNetwork,
+    blank: Params,
+    descent: Descent,
+    phases: tuple[Phase, ...],
 ) -> Client:
     """Return a client of FedAvg that keeps some of its rows after its phases, first `blank`."""
-    remember = Phase(lambda work, message, batch: work._replace(beside=remembered(batch)))
+    last = Phase(partial(remember, model))
     return Client(
         own=blank,
         start=descent.begin,
-        phases=(*phases, remember),
+        phases=(*phases, last),
         finish=lambda work, message, own, rows: (copies(work, rows), work.beside),
-        adapt=(remember,),
+        adapt=(last,),
         most_adapting=1,
         keeps_rows=True,
     )
+
+
+def remember(
+    model: MemoryNetwork | GaussianProcessNetwork,
+    work: DescentState,
+    message: Tree,
+    batch: ClientBatch,
+) -> DescentState:
+    """Keep some of the rows of a batch of all the client's rows, as its local params."""
+    return work._replace(beside=remembered(batch, model.x, model.y, model.memory))
 
 
 @About(
@@ -156,13 +167,11 @@ def pfedgp(
     def client(program: Program) -> Client:
         blank = program.start()[1]
 
-        def remember(work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
-            return work._replace(beside=model.remembered(batch))
-
         def move(work: DescentState, message: Tree, batch: ClientBatch) -> DescentState:
             return descent.moved(work, lambda w: program.mean_loss({**w, **work.beside}, batch))
 
-        split = Phase(remember, rows="support"), Phase(move, steps, unit, batch_size, rows="query")
-        return remembering(blank, descent, model.remembered, split)
+        first = Phase(partial(remember, model), rows="support")
+        split = first, Phase(move, steps, unit, batch_size, rows="query")
+        return remembering(model, blank, descent, split)
 
     return Method("pfedgp", model, delta, client, plain_average)

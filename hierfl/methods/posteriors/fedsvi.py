@@ -38,6 +38,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.structured import structured
 from hierfl.method import Client, Clock, Method, Phase, Server, Share, Up, over_draws, slope
 from hierfl.methods.about import About
+from hierfl.methods.parts.averaging import TwoLevels
 from hierfl.methods.parts.prior_params import at_prior_middle
 from hierfl.methods.posteriors.merging import MERGES, Merge, averaged_by
 from hierfl.optimizers import SGD, Adam, Optimizer, Stepped, plain_lr, step
@@ -51,15 +52,6 @@ class FedSVIState(NamedTuple):
     at: Stepped
     mean: Params
     seen: Tensor
-
-
-class FedSVIWork(NamedTuple):
-    """A client's global and local params, the mean gradient in the global ones, and the loss, ()."""
-
-    shared: Stepped
-    mine: Stepped
-    gradient: Params
-    loss: Tensor
 
 
 class FedSVIRounds(NamedTuple):
@@ -182,40 +174,40 @@ def fedsvi(
                 keyed=program.in_vmap,
             )
 
-        def start(message: Tree, own: FedSVIState) -> FedSVIWork:
+        def start(message: Tree, own: FedSVIState) -> TwoLevels:
             params = message["params"]
             shared = Stepped(params, copy_optimizer.init(params))
             at = own.at if mine else Stepped({}, {})
-            return FedSVIWork(shared, at, zeros_like(params), torch.zeros(()))
+            return TwoLevels(shared, at, torch.zeros(()), zeros_like(params))  # the mean gradient
 
-        def local(work: FedSVIWork, message: Tree, batch: ClientBatch) -> FedSVIWork:
+        def local(work: TwoLevels, message: Tree, batch: ClientBatch) -> TwoLevels:
             gradient, _ = slope(
-                lambda mine: loss({"shared": work.shared.params, "mine": mine}, batch),
-                work.mine.params,
+                lambda mine: loss({"shared": work.theta.params, "mine": mine}, batch),
+                work.phi.params,
             )
-            return work._replace(mine=step(local_optimizer, gradient, work.mine, message["rate"]))
+            return work._replace(phi=step(local_optimizer, gradient, work.phi, message["rate"]))
 
-        def joint(work: FedSVIWork, message: Tree, batch: ClientBatch) -> FedSVIWork:
-            at = {"shared": work.shared.params, "mine": work.mine.params}
+        def joint(work: TwoLevels, message: Tree, batch: ClientBatch) -> TwoLevels:
+            at = {"shared": work.theta.params, "mine": work.phi.params}
             gradient, value = slope(lambda p: loss(p, batch), at)
             # this client's estimate of the pooled gradient
             pooled = scaled(gradient["shared"], count)
-            return FedSVIWork(
-                step(copy_optimizer, pooled, work.shared, message["rate"]),
-                step(local_optimizer, gradient["mine"], work.mine, message["rate"]),
-                add(work.gradient, scaled(pooled, 1.0 / global_steps)),
+            return TwoLevels(
+                step(copy_optimizer, pooled, work.theta, message["rate"]),
+                step(local_optimizer, gradient["mine"], work.phi, message["rate"]),
                 work.loss + value * count / global_steps,
+                add(work.beside, scaled(pooled, 1.0 / global_steps)),
             )
 
         def finish(
-            work: FedSVIWork, message: Tree, own: FedSVIState, rows: Tensor
+            work: TwoLevels, message: Tree, own: FedSVIState, rows: Tensor
         ) -> tuple[Up, FedSVIState]:
             if merging is None:
-                up = {"gradient": Share(work.gradient)}
+                up = {"gradient": Share(work.beside)}
             else:
-                up = {"copy": Share(merging.sent(work.shared.params))}
+                up = {"copy": Share(merging.sent(work.theta.params))}
             up["elbo"] = Share(-work.loss)
-            return up, rounds.moved(own, work.mine, message["late"]) if mine else own
+            return up, rounds.moved(own, work.phi, message["late"]) if mine else own
 
         alone = Phase(local, max(local_steps, 1), batch_size=batch_size, turns=draws)
         before = replace(alone, count=local_steps if mine else 0)

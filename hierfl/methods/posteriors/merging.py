@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from hierfl.guides.global_sites import normal_params
 from hierfl.program.program import Params, Program, ProgramError
 
 Merge = Literal["gradient", "natural", "wasserstein"]
-MERGES = ("gradient", "natural", "wasserstein")
+MERGES = get_args(Merge)
 
 
 @dataclass(frozen=True)

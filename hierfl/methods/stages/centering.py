@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hierfl.core.gaussians import least_squares_solution
 from hierfl.methods.stages.modes import Slopes, curvature
 
 MOST = 30.0  # of a growth, smoothly: numbers stay finite
@@ -89,7 +90,7 @@ def centering_of(
         return uncentered()
     here = curvature(slopes, at, torch.arange(size))
     own, across = here[inside][:, inside], here[inside][:, outside]
-    response = -torch.linalg.lstsq(own, across).solution  # (P, U), of modes
+    response = -least_squares_solution(own, across)  # (P, U), of modes
     share = (1.0 - prior / own.diagonal()).nan_to_num().clamp(0.0, 1.0)
     growth = torch.zeros_like(response)
     for j, place in enumerate(outside.tolist()):

@@ -136,6 +136,12 @@ class Joint:
         z: Tensor = self._natural(x, standard)[0][:, : self.shared]
         return z
 
+    def values_of(self, x: Tensor, standard: Standard) -> Tensor:
+        """Return the values of global sites at points x, (S, entries)."""
+        block = self.hierarchy.program.latents.global_block
+        values = block.values_of(self.z_of(x, standard)).values()
+        return torch.cat([x[:, :0], *(value.reshape(len(x), -1) for value in values)], 1)
+
     def x_of(self, z: Tensor, standard: Standard) -> Tensor:
         """Return the coordinates (S, K) of z (S, K)."""
         return standard.centering.back(z if self.means is None else self.means.back(z))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.chains import Sampled, Whitening, sampled, thinned, whitening_of
+from hierfl.core.draw_quality import END_OFF_BY_CHANCE, quality_of
 from hierfl.methods.stages.joint import Joint, Standard, flat
 
 WARM = 60  # iterations of the warm-up
@@ -101,28 +102,30 @@ class ChainCoordinates:
         """Return whether so many iterations take little counted work."""
         return len(drawn.steps) * drawn.leaps * self.seconds < CHEAP
 
+    def needed(self, drawn: Sampled) -> float:
+        """Return about how many iterations chains need to mix, and to know sds and tails of values well.
+
+        What R-hat is above 1 falls as 1/n, as does the square of a Monte Carlo error.
+        """
+        values = self.joint.values_of(drawn.draws, self.standard)
+        share = min(1.0, drawn.effective / len(values))
+        ends = quality_of(values, torch.zeros(len(values)), share).end_error.nan_to_num(posinf=0.0)
+        of_end = max((ends / END_OFF_BY_CHANCE).tolist(), default=0.0)
+        return len(drawn.steps) * max(_excess(drawn), (drawn.spread[1] / SURE) ** 2, of_end**2)
+
+    def is_mixed(self, drawn: Sampled) -> bool:
+        """Return whether chains have mixed, and know sds and tails well."""
+        return self.needed(drawn) <= len(drawn.steps)
+
     def worth(self, drawn: Sampled) -> float:
         """Return how many effective draws a second of counted work gives, a part where a chain is held."""
         share = HELD if math.isinf(drawn.r_hat) else 1.0
         return share * drawn.effective / (len(drawn.steps) * drawn.leaps * self.seconds)
 
 
-def needed(drawn: Sampled) -> float:
-    """Return about how many iterations chains need to mix, and to know standard deviations well.
-
-    What R-hat is above 1 falls as 1/n, as does the square of a Monte Carlo error.
-    """
-    return len(drawn.steps) * max(_excess(drawn), (drawn.spread[1] / SURE) ** 2)
-
-
 def _excess(drawn: Sampled) -> float:
     """Return by how much R-hat, also of squares, exceeds 1, in what it may."""
     return (max(drawn.r_hat, drawn.spread[0]) - 1.0) / (MIXED - 1.0)
-
-
-def is_mixed(drawn: Sampled) -> bool:
-    """Return whether chains have mixed, and know standard deviations well."""
-    return needed(drawn) <= len(drawn.steps)
 
 
 # a start in new coordinates: points (C, K + N E) and their whitening; None: there are none
@@ -146,14 +149,14 @@ def until_mixed(
         tried = new[0].sampled(*new[1:], WARM, LEAST, on_trial=True)
         if new[0].worth(tried) > here.worth(drawn):
             here, drawn = new[0], tried
-    while not is_mixed(drawn):
+    while not here.is_mixed(drawn):
         done, excess = len(drawn.steps), drawn.r_hat - 1.0
         # where a chain is held for the first time, shorter steps are tried at least once
         if done >= MOST and not here.is_cheap(drawn) and (held or math.isfinite(excess)):
             break
         # chains that hold are renewed
         again = math.isinf(excess) and not math.isinf(before)
-        still = needed(drawn)
+        still = here.needed(drawn)
         is_nearly_mixed = _excess(drawn) <= NEARLY
         is_stuck = excess >= max(STUCK, GAIN * before) or still > HOPELESS * MOST
         if done > LEAST and is_stuck and not again and not here.is_cheap(drawn):

@@ -13,20 +13,21 @@ posterior's mean they make a robust estimate with no known standard deviation.
 """
 
 from dataclasses import replace
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
 from hierfl.core.arguments import expect
-from hierfl.core.trees import Tree, tree_leaves, tree_map
+from hierfl.core.trees import Tree, add, tree_leaves, tree_map
 from hierfl.method import Client, Clock, Each, Method, Reports, Server, Share, Up
 from hierfl.methods.about import Wrapper
+from hierfl.methods.parts.stacked import distances, flat, mixed
 from hierfl.methods.wrappers.wrapping import as_share, check_takes_means, is_logged
 from hierfl.program.program import Program, ProgramError
 
 Rule = Literal["median", "trimmed", "krum", "clipped"]
-RULES: tuple[Rule, ...] = ("median", "trimmed", "krum", "clipped")
+RULES: tuple[Rule, ...] = get_args(Rule)
 LEAST = 1e-9  # a weight below it says that a client is left out, as by averaging_some
 
 
@@ -118,10 +119,9 @@ def _mean(rule: Rule, tolerated: float, values: Tree) -> Tree:
         return tree_map(lambda v: v[chosen].mean(0), values)
     middle = tree_map(_median, values)
     away = tree_map(lambda v, m: v - m, values, middle)
-    distance = _flat(away).norm(dim=1)
+    distance = flat(away).double().norm(dim=1)
     factor = (_median(distance) / distance.clamp(min=1e-30)).clamp(max=1.0)
-    pulled = tree_map(lambda d: torch.tensordot(factor.to(d.dtype), d, 1) / count, away)
-    return tree_map(torch.add, middle, pulled)
+    return add(middle, mixed(factor / count, away))
 
 
 def _median(values: Tensor) -> Tensor:
@@ -130,18 +130,14 @@ def _median(values: Tensor) -> Tensor:
     return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2.0
 
 
-def _flat(values: Tree) -> Tensor:
-    return torch.cat([v.reshape(len(v), -1).double() for v in tree_leaves(values)], 1)
-
-
 def _nearest(values: Tree, wrong: int) -> Tensor:
-    flat = _flat(values)
-    count = len(flat)
+    vectors = flat(values).double()
+    count = len(vectors)
     if count < 2 * wrong + 3:
         raise ProgramError(
             f"Krum with {wrong} wrong clients needs {2 * wrong + 3} in a round, and there are "
             f"{count}: use a larger cohort, a smaller `tolerated`, or rule='median'"
         )
-    distances = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
-    near = distances.sort(1).values[:, 1 : count - wrong - 1]  # the first is the client itself
+    # the first is the client itself
+    near = distances(vectors).sort(1).values[:, 1 : count - wrong - 1]
     return near.sum(1).argsort(stable=True)[: count - wrong].sort().values
