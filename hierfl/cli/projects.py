@@ -60,7 +60,7 @@ def audit(
 
     if ":" not in method:
         torch.set_default_dtype(torch.float64)  # as in the demo
-    with ending_on(KeyError, ValueError, TypeError, argument="METHOD or DATA"):
+    with ending_on(KeyError, ValueError, TypeError, argument="METHOD, DATA or --client"):
         result = audited(method, data, client=client, rounds=rounds)
     show_wide(COLUMNS, result.table[COLUMNS].itertuples(index=False))
     typer.echo(result.reading)
