@@ -23,7 +23,6 @@ import hierfl
 from hierfl import cli
 from hierfl.comparisons import read_study
 from hierfl.core.trees import tree_leaves
-from hierfl.demo.audited import method_of
 from hierfl.methods.about import About, Wrapper, described
 from hierfl.program import public_names
 from hierfl.runs import choice
@@ -246,7 +245,7 @@ def check_arguments(words: list[str]) -> None:
         variants = read_study.read(read_study.find(given["study"]), quick=True)
         read_study.chosen(variants, given["variant"])
     if command.name == "audit" and given["method"].islower():
-        method_of(given["method"])
+        assert given["method"] in described(About)
 
 
 # ------------------------------------------------------------------ form

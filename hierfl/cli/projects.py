@@ -30,7 +30,8 @@ def audit(
         str,
         typer.Argument(
             metavar="METHOD",
-            help="A method of hierfl by name, for the demo's model; or your own, MODULE:NAME.",
+            help="A name that `hierfl methods` lists, for a logistic regression of the demo's "
+            "patients; or your own method, MODULE:NAME.",
         ),
     ] = "two_stage",
     data: Annotated[
@@ -54,14 +55,13 @@ def audit(
     """List every tensor between server and client, and whether it depends on the client's rows."""
     import torch
 
-    from hierfl.demo.audited import data_of, method_of
+    from hierfl.demo.audited import audited
     from hierfl.diagnostics.audit import COLUMNS
-    from hierfl.diagnostics.audit import audit as audited
 
     if ":" not in method:
         torch.set_default_dtype(torch.float64)  # as in the demo
-    with ending_on(KeyError, ValueError, TypeError, argument="METHOD or DATA"):
-        result = audited(method_of(method), data_of(data), client=client, rounds=rounds)
+    with ending_on(KeyError, ValueError, TypeError, argument="METHOD, DATA or --client"):
+        result = audited(method, data, client=client, rounds=rounds)
     show_wide(COLUMNS, result.table[COLUMNS].itertuples(index=False))
     typer.echo(result.reading)
 

@@ -1,41 +1,57 @@
-"""What `hierfl audit` runs: a method by name on the demo's hierarchy, or a user's own."""
+"""What `hierfl audit` runs: a method by name on a model of the demo, or a user's own."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import pyro.distributions as dist
+from torch import nn
 
 from hierfl import methods
 from hierfl.core.arguments import imported
 from hierfl.data.clients import ClientData
+from hierfl.data.consistency import field_of
 from hierfl.demo.run import hierarchy, hospitals
+from hierfl.diagnostics.audit import Audit, audit
 from hierfl.method import Method
-from hierfl.methods.about import names
+from hierfl.methods.about import About, described
+from hierfl.models import bayesian_network, likelihood, network
 
 T = TypeVar("T")
 
 
-def method_of(text: str) -> Method:
-    """Return a method of `hierfl.methods` for the demo's hierarchy, or a user's own "MODULE:NAME"."""
-    if ":" in text:
-        return _of_kind(Method, text, "a hierfl method")
-    if text not in names():
+def audited(method: str, data: str | None, **options: Any) -> Audit:
+    """Audit a method of `hierfl.methods` on the demo's model, or a user's own "MODULE:NAME".
+
+    Args:
+        method: its name, or "MODULE:NAME".
+        data: "MODULE:NAME"; None: the demo's hospitals.
+        options: of `hierfl.diagnostics.audit`.
+    """
+    rows = hospitals() if data is None else _of_kind(ClientData, data, "a hierfl.ClientData")
+    if ":" in method:
+        return audit(_of_kind(Method, method, "a hierfl method"), rows, **options)
+    if (about := described(About).get(method)) is None:
         raise ValueError(
-            f"there is no method '{text}': choose from {', '.join(sorted(names()))}, or name your "
-            "own, MODULE:NAME"
+            f"there is no method '{method}': choose from {', '.join(sorted(described(About)))}, "
+            "or name your own, MODULE:NAME"
         )
     try:
-        built: Method = getattr(methods, text)(hierarchy(centered=True))
+        return audit(getattr(methods, method)(_model(about, rows)), rows, **options)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"'{text}' cannot be built for the demo's hierarchy ({error}): name a method of "
-            "yours, MODULE:NAME"
+            f"'{method}' does not run on the demo's model ({error}): build it with a model and "
+            "options that it takes, as its page in the reference does, and name it MODULE:NAME"
         ) from error
-    return built
 
 
-def data_of(text: str | None) -> ClientData:
-    """Return the data "MODULE:NAME"; None: the demo's hospitals."""
-    if text is None:
-        return hospitals()
-    return _of_kind(ClientData, text, "a hierfl.ClientData")
+def _model(about: About, data: ClientData) -> Any:
+    """Return the demo's hierarchy or, for a method of weights or of global sites alone, a layer that has them."""
+    if about.own != "none" and not about.guide.startswith("points"):
+        return hierarchy(centered=True)
+    layer = nn.Linear(field_of(data.fields, "x").shape[1], 1)
+    if about.guide.startswith("points"):
+        return network(layer, likelihood=likelihood.bernoulli())
+    prior, yes = dist.Normal(0.0, 2.5), likelihood.bernoulli()
+    return bayesian_network(layer, local="none", global_prior=prior, likelihood=yes)
 
 
 def _of_kind(kind: type[T], text: str, what: str) -> T:

@@ -194,15 +194,15 @@ def as_one(data: ClientData) -> ClientData:
 
 
 def fit_all(
-    train: ClientData, effort: Effort, seed: int, *, local: Fit | None = None
+    train: ClientData, effort: Effort, seed: int, *, weighted: int = 800, local: Fit | None = None
 ) -> dict[str, Fit]:
-    """Fit the methods to the same rows, eagerly; `local`: local-only's fit if it is there."""
+    """Fit the methods to the same rows, eagerly; `weighted` draws; `local`: local-only's fit if it is there."""
     go = partial(fit, seed=seed, progress=False, settings=Settings(compile=False))
     with warnings.catch_warnings():
         if effort.rounds is not None:  # quick: that too few rounds are taken is known
             warnings.filterwarnings("ignore", message="the rounds ended while")
         # predictions take 200 of them, posterior.nc 300; 800 seldom need a second weighting round
-        method = two_stage(hierarchy(centered=True), draws=800)
+        method = two_stage(hierarchy(centered=True), draws=weighted)
         posterior = go(method, train, rounds=effort.rounds)
     return {
         LOCAL: local or go(alone(), train, rounds=1),
@@ -235,7 +235,8 @@ def left_out(
     """Score a hospital's patients by fits to the others and by `local`, all hospitals' own, by method and setting."""
     own, new = train.select([name]), test.select([name])
     others = [other for other in train.names if other != name]
-    fits = fit_all(train.select(others), effort, seed, local=local)
+    # own coefficients, not the few global draws, make the error of these scores
+    fits = fit_all(train.select(others), effort, seed, weighted=500, local=local)
     frames = []
     for other in others:
         lent = local.predict(replace(new, names=(other,)), draws=effort.draws, seed=seed)

@@ -29,6 +29,7 @@ from hierfl.program.traces import (
     in_clients,
     is_deterministic,
     is_factor,
+    observe_others,
     with_one_changed,
 )
 
@@ -58,8 +59,7 @@ def label_fields(
     for name, same in observing.items():
         fields = list(same)
         for changed, nodes in () if same else with_one_changed(model, batch):
-            value = torch.as_tensor(nodes[name]["value"])
-            if not torch.equal(value, trace.nodes[name]["value"]):
+            if observe_others(nodes[name], trace.nodes[name]):
                 fields.append(changed)
         if len(fields) > 1 and not same:
             computed.add(name)

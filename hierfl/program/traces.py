@@ -123,6 +123,18 @@ def counts_of(site: Site) -> tuple[Any, Tensor | None]:
     return fn, scored({"scale": site["scale"], "mask": mask}, torch.ones(fn.batch_shape))
 
 
+def observe_others(site: Site, other: Site) -> bool:
+    """Return whether two observed sites have other values where both count: elsewhere one may be filled."""
+    value, before = torch.as_tensor(site["value"]), torch.as_tensor(other["value"])
+    if value.shape != before.shape:
+        return True
+    differ = value != before
+    for fn, counts in map(counts_of, (site, other)):
+        if counts is not None:
+            differ = differ & (counts > 0.0)[(..., *[None] * fn.event_dim)]
+    return bool(differ.any())
+
+
 def per_client(term: Tensor) -> Tensor:
     """Sum a term (..., C, B) over all dimensions but that of the clients: (C,)."""
     return term.sum([*range(term.dim() - 2), -1])

@@ -1,5 +1,6 @@
 """Every command and function without the extras: it runs, or says which command installs its extra."""
 
+import ast
 import json
 import os
 import subprocess
@@ -104,6 +105,32 @@ def test_what_needs_no_extra_runs_and_the_other_says_how_to_install_it(
     text = endings[call]
     assert "Traceback" not in text and "No module named" not in text
     assert (f'pip install "hierfl[{extra}]"' in text) if extra else ("hierfl[" not in text)
+
+
+def imported(node: ast.AST) -> set[str]:
+    """Return the packages that a statement imports."""
+    if isinstance(node, ast.Import):
+        return {alias.name.partition(".")[0] for alias in node.names}
+    return {str(node.module).partition(".")[0]} if isinstance(node, ast.ImportFrom) else set()
+
+
+def unguarded(path: Path) -> set[str]:
+    """Return the modules of extras that a file imports outside `with extras_for(...)`."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    blocks = [
+        n for n in nodes if isinstance(n, ast.With) and "extras_for" in ast.unparse(n.items[0])
+    ]
+    inside = {id(n) for block in blocks for n in ast.walk(block)}
+    return {name for n in nodes if id(n) not in inside for name in imported(n)} & set(EXTRAS)
+
+
+def test_every_import_of_an_extra_says_how_to_install_it() -> None:
+    """Two rooms need theirs throughout, and their `__init__` says so."""
+    rooms = {"flower", "comparisons"}
+    files = [p for of in ("hierfl", "models", "guides") for p in (ROOT / of).rglob("*.py")]
+    assert {file.relative_to(ROOT).parts[1] for file in files if unguarded(file)} == rooms
+    for room in rooms:
+        assert "with extras_for(" in (ROOT / "hierfl" / room / "__init__.py").read_text()
 
 
 def leaves(command: Command, name: str = "") -> list[str]:

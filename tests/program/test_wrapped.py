@@ -89,7 +89,8 @@ def data() -> ClientData:
     y = torch.randn(12, generator=g)
     group = torch.tensor([0, 1, 2, 3, 0, 1, 1, 0, 0, 1, 2, 3])
     holed = torch.where(torch.arange(12) % 3 == 1, torch.nan, y.exp())
-    return ClientData.from_arrays(list("aaaabbbbcccc"), y=y, group=group, holed=holed)
+    seen = holed.isfinite()
+    return ClientData.from_arrays(list("aaaabbbbcccc"), y=y, group=group, holed=holed, seen=seen)
 
 
 def centered(batch: ClientBatch, fn: Callable[[Tensor, Tensor], Any]) -> None:
@@ -187,10 +188,17 @@ def imputed(batch: ClientBatch) -> None:
         pyro.sample("holed", dist.LogNormal(mu, 1.0), obs=batch.holed, obs_mask=seen)
 
 
-@pytest.mark.parametrize("model", [masked, imputed])
+def imputed_by_field(batch: ClientBatch) -> None:
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    with batch.clients(), batch.data():
+        pyro.sample("holed", dist.LogNormal(mu, 1.0), obs=batch.holed, obs_mask=batch.seen)
+
+
+@pytest.mark.parametrize("model", [masked, imputed, imputed_by_field])
 def test_masked_values_may_be_missing(model: Callable[[ClientBatch], None]) -> None:
     rows = data()
     program, batch = read(model, guides.delta, rows), full_batch(rows)
+    assert set(program.labels.values()) == {"holed"}
     mu = torch.tensor(0.3, requires_grad=True)
     density = log_joint(program.model, {"mu": mu}, batch, {})[0].sum()
     seen = batch.holed[batch.holed.isfinite()]
