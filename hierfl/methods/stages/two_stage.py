@@ -232,7 +232,8 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
             guide.candidates = OF_FIRST_FACTOR
         elif hierarchy.normal_size >= MANY:
             guide.candidates = OF_MANY
-        guide.located = work.has_growth
+        # the density of rows whose own sites are integrated takes long: wide candidates do there
+        guide.located = work.has_growth and program.row_sites is None
         guide.with_prior = work.has_wide and not len(score.line.inside)
         guide.with_prior &= hierarchy.normal_size >= LEAST_CURVED
         if guide.with_prior:
