@@ -25,7 +25,7 @@ def rows() -> dict[str, Any]:
 
 
 def model(batch: Any) -> None:
-    """Declare the program."""
+    """Abilities of rows about a school's level."""
     d = pyro.sample("d", dist.Normal(torch.zeros(5), 2.0).to_event(1))
     s = pyro.sample("s", dist.HalfNormal(1.0))
     sd = pyro.sample("sd", dist.HalfNormal(1.0))

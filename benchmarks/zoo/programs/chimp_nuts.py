@@ -26,7 +26,7 @@ def rows() -> dict[str, Any]:
 
 
 def model(batch: Any) -> None:
-    """Declare the program."""
+    """Rates of opening grow with age, and differ by animal."""
     phi = pyro.sample("phi", dist.LogNormal(np.log(1.0), 0.3))
     k = pyro.sample("k", dist.LogNormal(np.log(2.0), 0.5))
     th = pyro.sample("th", dist.LogNormal(np.log(5.0), 0.5))

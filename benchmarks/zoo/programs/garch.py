@@ -30,7 +30,7 @@ def rows() -> dict[str, Any]:
 
 
 def model(batch: Any) -> None:
-    """Declare the program."""
+    """Variances follow the square of the last residual, and themselves."""
     a0 = pyro.sample("a0", dist.HalfNormal(1.0))
     a1 = pyro.sample("a1", dist.Uniform(0.0, 1.0))
     b1 = pyro.sample("b1", dist.Beta(2.0, 2.0))

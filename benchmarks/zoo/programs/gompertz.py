@@ -30,7 +30,7 @@ def rows() -> dict[str, Any]:
 
 
 def model(batch: Any) -> None:
-    """Declare the program."""
+    """An asymptote, a displacement and a rate of each client, all positive."""
     mu = pyro.sample("mu", dist.Normal(torch.tensor([1.0, 0.5, 0.0]), 1.0).to_event(1))
     sd = pyro.sample("sd", dist.HalfNormal(torch.full((3,), 0.5)).to_event(1))
     L = pyro.sample("L", dist.LKJCholesky(3, 2.0))

@@ -26,7 +26,7 @@ def rows() -> dict[str, Any]:
 
 
 def model(batch: Any) -> None:
-    """Declare the program."""
+    """Whether a count passes 0, and its truncated Poisson distribution."""
     mp = pyro.sample("mp", dist.Normal(0.0, 1.5))
     ml = pyro.sample("ml", dist.Normal(0.0, 1.5))
     b = pyro.sample("b", dist.Normal(0.0, 1.0))

@@ -24,7 +24,7 @@ def rows() -> dict[str, Any]:
 
 
 def model(batch: Any) -> None:
-    """Declare the program."""
+    """Lines over time with noise of unknown tails."""
     ma = pyro.sample("ma", dist.Normal(0.0, 10.0))
     sa = pyro.sample("sa", dist.HalfNormal(10.0))
     mb = pyro.sample("mb", dist.Normal(0.0, 10.0))

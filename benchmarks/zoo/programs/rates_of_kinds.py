@@ -24,7 +24,7 @@ def rows() -> dict[str, Any]:
 
 
 def model(batch: Any) -> None:
-    """Declare the program."""
+    """Log rates are of a low or a high kind."""
     w = pyro.sample("w", dist.Beta(2.0, 2.0))
     lo = pyro.sample("lo", dist.Normal(-1.0, 1.0))
     gap = pyro.sample("gap", dist.HalfNormal(2.0))

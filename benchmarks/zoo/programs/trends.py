@@ -31,7 +31,7 @@ def rows() -> dict[str, Any]:
 
 
 def model(batch: Any) -> None:
-    """Declare the program."""
+    """A slope and its changes at three dates, with a season of all clients."""
     beta = pyro.sample("beta", dist.Normal(torch.zeros(2), 1.0).to_event(1))
     mk = pyro.sample("mk", dist.Normal(0.0, 2.0))
     sk = pyro.sample("sk", dist.HalfNormal(1.0))
