@@ -28,6 +28,9 @@ from hierfl.program.handlers import unchecked
 TAILS = "Do the tails rest on enough draws?"
 OF_CLIENTS = "Do the tails of the clients' own sites rest on enough draws?"
 MOMENTS = "Do means and sds describe all parameters?"
+# relative error of the sd of an unconstrained number, up to which its value may have a long tail:
+# above it the few draws far out may be of another mode
+WELL_KNOWN = 0.05
 AT_ONCE = 10_000  # entries that are judged together
 ERRORS_OF_ENDS = 3.0  # errors of a rough distance of draws about an end
 OF_SEVERAL_MODES = (
@@ -131,7 +134,7 @@ def entries_of_draws(fit: Snapshot, own: WeightedDraws) -> Entries | None:
     )
     values = torch.cat([value.reshape(len(draws), -1) for value in sites.values()], 1)
     quality = quality_of(values, log_weights, own.share)
-    known = quality_of(draws, log_weights, own.share).sd_error <= OFF_BY_CHANCE
+    known = quality_of(draws, log_weights, own.share).sd_error <= WELL_KNOWN
     sizes = torch.tensor([value[0].numel() for value in sites.values()])
     is_known = torch.stack([of.all() for of in known.split(block.sizes)]).repeat_interleave(sizes)
     is_long = is_known & (quality.sd_error > OFF_BY_CHANCE)
