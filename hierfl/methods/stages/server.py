@@ -39,9 +39,8 @@ from hierfl.summaries.weights import Points, apart, asked_of, moments, smoothed
 
 # clients beyond which fewer draws are weighted, as each is a pass over all rows; the fewest
 MANY, FEWEST_WEIGHTED = 500, 1000
-# clients beyond which they weight only as many draws as a quadratic needs; as many does one cost
-# whose rows' own sites are integrated at each draw
-FAR_MANY, OF_ROW_SITES = 1000, 1000
+# clients beyond which they weight only as many draws as a quadratic needs
+FAR_MANY = 1000
 FEWEST, POINTS = 50, 2_000_000  # scouts for each global number and one, and scouts x clients
 FEW = 16  # draws of z by which clients locate their mixing variables
 MOST_KEPT = 10_000_000  # single log ratios, clients x draws; of more only the sums are kept
@@ -62,8 +61,9 @@ class Rounds:
         exact = hierarchy.spread is not None
         weighted = max(FEWEST_WEIGHTED, self.draws * MANY // max(2 * MANY, count))
         weighted = self.draws if exact else min(self.draws, weighted)
-        cost = OF_ROW_SITES if hierarchy.program.row_sites is not None else 1
-        all_asked = count * cost <= FAR_MANY or work.surrogate.mixed
+        # rows whose own sites are integrated at each draw take long
+        is_fast = count <= FAR_MANY and hierarchy.program.row_sites is None
+        all_asked = is_fast or work.surrogate.mixed
         asked = weighted if all_asked else asked_of(size_of_draw, weighted)
         single = count * (not exact and self.gathers is None and asked * count <= MOST_KEPT)
         with double_precision(), torch.no_grad(), unchecked():
