@@ -1,4 +1,4 @@
-"""Heads that a client makes anew from a common start: FedBABU, and FedRecon.
+"""Heads that a client trains from a common start: FedBABU, and FedRecon.
 
 FedBABU: only the body is trained; the random head is tuned with it at the end.
 

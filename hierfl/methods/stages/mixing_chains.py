@@ -113,10 +113,6 @@ class ChainCoordinates:
         of_end = max((ends / END_OFF_BY_CHANCE).tolist(), default=0.0)
         return len(drawn.steps) * max(_excess(drawn), (drawn.spread[1] / SURE) ** 2, of_end**2)
 
-    def is_mixed(self, drawn: Sampled) -> bool:
-        """Return whether chains have mixed, and know sds and tails well."""
-        return self.needed(drawn) <= len(drawn.steps)
-
     def worth(self, drawn: Sampled) -> float:
         """Return how many effective draws a second of counted work gives, a part where a chain is held."""
         share = HELD if math.isinf(drawn.r_hat) else 1.0
@@ -149,14 +145,13 @@ def until_mixed(
         tried = new[0].sampled(*new[1:], WARM, LEAST, on_trial=True)
         if new[0].worth(tried) > here.worth(drawn):
             here, drawn = new[0], tried
-    while not here.is_mixed(drawn):
+    while (still := here.needed(drawn)) > len(drawn.steps):
         done, excess = len(drawn.steps), drawn.r_hat - 1.0
         # where a chain is held for the first time, shorter steps are tried at least once
         if done >= MOST and not here.is_cheap(drawn) and (held or math.isfinite(excess)):
             break
         # chains that hold are renewed
         again = math.isinf(excess) and not math.isinf(before)
-        still = here.needed(drawn)
         is_nearly_mixed = _excess(drawn) <= NEARLY
         is_stuck = excess >= max(STUCK, GAIN * before) or still > HOPELESS * MOST
         if done > LEAST and is_stuck and not again and not here.is_cheap(drawn):
