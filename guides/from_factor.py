@@ -201,16 +201,15 @@ class FromFactor:
         sides = torch.arange(count) * (3 if with_prior else 2) // count
         density = client_density(self.model, self.latents.local_block, drawn.values, batch)
         with poutine.block(hide_types=["sample", "observe"]):  # evaluations, not its own sites
-            factor = _factor_at(hierarchy, own, drawn.vector)
+            factor, row = _factor_at(hierarchy, own, drawn.vector), first_row(batch)
             if self.located:
                 own = {name: v for name, v in own.items() if not name.startswith("wide")}
-                factor = _located(density, hierarchy, drawn.vector, factor, first_row(batch))
+                factor = _located(density, hierarchy, drawn.vector, factor, row)
             proposals = None
             if hierarchy.mixing is not None:
                 of_draws = Proposal(own["loc"], own["tril"])
-                row = first_row(batch)
                 proposals = proposals_at(hierarchy, drawn.vector, row, factor, of_draws)
-            where = hierarchy, drawn.vector, factor, proposals, own, batch
+            where = hierarchy, drawn.vector, factor, proposals, own, row
             of_noise = partial(candidate, *where, with_prior=with_prior)
             candidates: Candidate = torch.vmap(of_noise)(e, sides)
             if count == 1:
@@ -308,14 +307,13 @@ def candidate(
     factor: tuple[Tensor, Tensor],
     proposals: Proposal | NodeProposal | None,
     own: dict[str, Tensor],
-    batch: ClientBatch,
+    row: ClientBatch,
     e: Tensor,
     side: Tensor,
     *,
     with_prior: bool = False,
 ) -> Candidate:
     """Return the candidate by a factor and normals e (C, M + Dn), of a `side` () as of `conditional.point`."""
-    row = first_row(batch)
     exact = hierarchy.spread is not None
     wider = 1.0 if exact else 1.0 + WIDER / max(1, e.shape[-1]) ** 0.5
     wide = (own["wide_precision"], own["wide_shift"]) if "wide_shift" in own else None
