@@ -31,6 +31,7 @@ from torch import Tensor
 
 from hierfl.core.process import set_to
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
+from hierfl.program.carried import expanded, unexpanded
 from hierfl.program.elimination import Component, Tables, batch_shape_of, plates_of
 from hierfl.program.global_labels import GlobalLabels, global_labels, plain_trace, reach_clients
 from hierfl.program.mixture import Mixture
@@ -54,6 +55,14 @@ LARGEST = 1 << 20  # entries of a table that an elimination needs, for each clie
 TINY = 1e-30  # rate of a Poisson that a label sets to 0
 # where a run of a program leaves the tables of its discrete sites, in place of adding their sums
 _TABLES: ContextVar[list[Tables] | None] = ContextVar("tables", default=None)
+
+
+class _Counts(dist.Poisson):
+    """A Poisson whose rate a label may set to 0, where the slope of torch's density is no number."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density; the rate's logarithm is taken once, however many values it has."""
+        return value * self.rate.clamp(min=TINY).log() - self.rate - (value + 1).lgamma()
 
 
 class _Enumerated(EnumMessenger):
@@ -82,12 +91,13 @@ class _Enumerated(EnumMessenger):
             msg["infer"] = {**msg["infer"], "enumerate": "parallel"}
             msg["stop"] = True
         super()._pyro_sample(msg)
-        if isinstance(msg["fn"], dist.Poisson):
-            # of a rate of 0 the slope is no number: a label takes its rate away
-            msg["fn"] = dist.Poisson(msg["fn"].rate.clamp(min=TINY))
-        if (component := self.mixtures.get(name) or self.mixed.get(name)) is not None:
+        component = self.mixtures.get(name) or self.mixed.get(name)
+        if isinstance(msg["fn"], dist.Poisson) and (component or name in self.factors):
+            counts: Any = _Counts(unexpanded(msg["fn"]).rate, validate_args=False)  # type: ignore[no-untyped-call]
+            msg["fn"] = expanded(counts, msg["fn"].batch_shape)
+        if component is not None:
             labels: Any = [self.sites.nodes[label] for label in component.labels]
-            weights = [site["fn"].log_prob(site["value"]) for site in labels]
+            weights = [unexpanded(site["fn"]).log_prob(site["value"]) for site in labels]
             total = torch.stack(torch.broadcast_tensors(*weights)).sum(0)
             msg["fn"] = Mixture(msg["fn"], total, len(batch_shape_of(msg)))
         elif name in self.factors:

@@ -9,6 +9,8 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
+from hierfl.program.carried import unexpanded
+
 
 class Mixture(TorchDistribution):
     """The mixture of a distribution's leading batch dimensions, (*K, *plates), by log weights.
@@ -54,8 +56,9 @@ class Mixture(TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of the mixture, of the batch shape."""
-        joint = self.log_weights + self.fn.log_prob(value)
-        return joint.logsumexp(tuple(range(joint.dim() - len(self.batch_shape))))
+        joint = self.log_weights + unexpanded(self.fn).log_prob(value)
+        log = joint.logsumexp(tuple(range(joint.dim() - len(self.batch_shape))))
+        return log.expand(torch.broadcast_shapes(log.shape, self.batch_shape))
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
         """Draw a component of each entry, and its value."""

@@ -17,8 +17,10 @@ from torch import Tensor
 import hierfl
 from hierfl import ClientBatch, ClientData, ProgramError, full_batch, guides, methods, read
 from hierfl.laplace.trials import prior_sites_at, sites_at
+from hierfl.program.carried import expanded
 from hierfl.program.enumerated import LARGEST
 from hierfl.program.handlers import log_joint, unchecked
+from hierfl.program.mixture import Mixture
 from tests import programs
 
 TIMES = 4
@@ -407,6 +409,18 @@ def test_log_densities_and_derivatives_are_those_of_the_sum_by_hand(name: str) -
     torch.testing.assert_close(
         mapped, torch.stack([by_hand(p) for p in points]), rtol=0, atol=1e-10
     )
+
+
+def test_a_mixture_of_parameters_that_a_plate_repeats_has_the_plates_shape() -> None:
+    kinds = dist.Normal(torch.tensor([[0.0], [1.0]]), 1.0)
+    log_weights = torch.tensor([[0.3], [0.7]]).log()
+    for value in (torch.tensor(0.2), torch.tensor([0.2, 0.3, 0.4])):
+        terms = [
+            Mixture(fn, log_weights, 1) for fn in (kinds.expand((2, 3)), expanded(kinds, (2, 3)))
+        ]
+        plain, noted = (mixture.log_prob(value) for mixture in terms)
+        assert noted.shape == (3,)
+        torch.testing.assert_close(noted, plain, rtol=0.0, atol=0.0)
 
 
 @pytest.mark.filterwarnings("ignore:do not trust the posterior", "ignore:the rounds ended")
