@@ -72,6 +72,7 @@ from hierfl.program.wrapped import (
     moving_supports,
     sites_to_float,
     with_common_site,
+    with_defined_start,
     with_factors,
     with_filled_labels,
     with_fixed_supports,
@@ -218,6 +219,7 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
     single_batch, two = prototype_of(data, ends[:1]), prototype_of(data, ends)
     row_sites, model = None, with_filled_labels(model) if missing else model
     model = with_one_dtype(model) if mixes_dtypes(model, two) else model
+    model = with_defined_start(model, two)
     with pyro.validation_enabled(True):
         # two clients first: only they show a local site that is read outside its plate
         try:

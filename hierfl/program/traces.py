@@ -238,13 +238,16 @@ def center(fn: Any, by_mean: bool | None = None) -> Tensor:
 
 
 class Near(Messenger):
-    """Moves latent sites off their centers, by a part of a unit of the real line."""
+    """Moves latent sites, or global ones, off their centers, by a part of a unit of the real line."""
 
-    def __init__(self, away: float, seed: int) -> None:
+    def __init__(self, away: float, seed: int, *, global_sites: bool = False) -> None:
         super().__init__()
         self.away, self.generator = away, torch.Generator().manual_seed(seed)
+        self.global_sites = global_sites
 
     def _pyro_sample(self, msg: Site) -> None:
+        if self.global_sites and in_clients(msg):
+            return
         if is_latent(msg) and not msg["done"] and not is_enumerable(msg):
             transform = biject_to(msg["fn"].support)
             free = transform.inv(center(msg["fn"]))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
 
@@ -31,6 +32,7 @@ from hierfl.program.supports import mapped_of
 from hierfl.program.traces import (
     NAN_MASKED,
     Center,
+    Near,
     Site,
     counts_of,
     in_clients,
@@ -40,6 +42,13 @@ from hierfl.program.traces import (
 )
 
 _PRIORS_ALONE = ContextVar("priors_alone", default=False)
+AWAY = (
+    0.0,
+    0.1,
+    0.2,
+    0.4,
+    0.8,
+)  # units of the real line, by which global sites start off their centers
 OTHER_DTYPE = "scalar type|dtype|expected .* to have type|result type"  # in errors of torch
 
 
@@ -83,6 +92,50 @@ class _SitesOfOneDtype(Messenger):
         other = copy.copy(value)
         vars(other).update({name: self.cast(own) for name, own in vars(value).items()})
         return other
+
+
+class _Started(Messenger):
+    """Lets sites start at values, in place of the centers of their priors."""
+
+    def __init__(self, starts: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.starts = starts
+
+    def _pyro_sample(self, msg: Site) -> None:
+        if msg["name"] in self.starts:
+            msg["infer"] = {**msg["infer"], "start": self.starts[msg["name"]]}
+
+
+def with_defined_start(model: Model, batch: ClientBatch) -> Model:
+    """Start global sites off their priors' centers where the density is no number there, as of 1 / x at 0.
+
+    Made-up rows decide, so that where a program starts tells nothing of a client.
+    """
+    made_up = [
+        {n: torch.ones_like(v) for n, v in of.items()} for of in (batch.fields, batch.client_fields)
+    ]
+    rows = replace(batch, fields=made_up[0], client_fields=made_up[1])
+    for away in AWAY:
+        at = Near(away, 0, global_sites=True)
+        try:
+            with untouched_store(), pyro.validation_enabled(False), Center(), at:
+                sites = dict(samples(poutine.trace(model).get_trace(rows)))
+                densities = [site["fn"].log_prob(site["value"]) for site in sites.values()]
+        except Exception:  # a mistake in the program is explained where it is read
+            return model
+        if not any(bool(density.isnan().any()) for density in densities):
+            shared = {n: s["value"] for n, s in sites.items() if is_latent(s) and not in_clients(s)}
+            return _started(model, shared) if away else model
+    return model
+
+
+def _started(model: Model, starts: Mapping[str, Tensor]) -> Model:
+    @wraps(model, updated=())
+    def started(batch: ClientBatch) -> Any:
+        with _Started(starts):
+            return model(batch)
+
+    return started
 
 
 class _Typed(TakesWeights, Center):

@@ -208,3 +208,19 @@ def test_counting_rows_reads_no_field() -> None:
     for family in (guides.delta, guides.conditional):
         program = read(means, family, data)
         assert program.reads.model == {"y"} and program.reads.guide <= {"y"}
+
+
+def test_a_density_that_is_no_number_at_the_priors_center_starts_beside_it() -> None:
+    def of_shape(batch: ClientBatch) -> None:
+        shape = pyro.sample("shape", dist.Normal(0.0, 0.2))
+        with batch.clients(), batch.data():
+            pyro.factor("y", -0.5 * ((1.0 + shape * batch.y).abs().log() / shape) ** 2)
+
+    others = federation()
+    others = others.with_fields(y=torch.full((others.num_rows,), 3.0))
+    starts = [
+        read(of_shape, guides.delta, of).latents.global_block.start for of in (federation(), others)
+    ]
+    assert bool(starts[0].isfinite().all()) and float(starts[0].abs()) > 0.0
+    # rows do not decide where
+    torch.testing.assert_close(starts[0], starts[1], rtol=0.0, atol=0.0)
