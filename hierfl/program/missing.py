@@ -19,7 +19,7 @@ from hierfl.program.handlers import log_joint, unchecked, untouched_store
 from hierfl.program.labels import holes
 from hierfl.program.program import Params, Program
 from hierfl.program.sites import Values
-from hierfl.program.traces import Center, counts_of
+from hierfl.program.traces import Center, counts_of, leaves_nan_out
 
 ROWS_AT_ONCE = 4096
 
@@ -75,7 +75,9 @@ def _counts_missing(program: Program, batch: ClientBatch) -> bool:
     with untouched_store(), unchecked(), Center():
         nodes = poutine.trace(program.model).get_trace(labeled(program, batch)).nodes
     for site, name in holed.items():
-        bad, (_, counts) = ~batch.fields[name].isfinite(), counts_of(nodes[site])
+        bad, (fn, counts) = ~batch.fields[name].isfinite(), counts_of(nodes[site])
+        if leaves_nan_out(fn):
+            continue
         bad = bad.flatten(2).any(-1) if bad.dim() > 2 else bad
         if bool((bad if counts is None else bad & (counts > 0.0)).any()):
             return True

@@ -108,13 +108,20 @@ def scored(site: Site, term: Tensor) -> Tensor:
     return counted
 
 
+def leaves_nan_out(fn: Any) -> bool:
+    """Return whether a distribution itself leaves out what is missing."""
+    while isinstance(fn, torch.distributions.Independent):
+        fn = fn.base_dist
+    return isinstance(fn, NAN_MASKED)
+
+
 def counts_of(site: Site) -> tuple[Any, Tensor | None]:
     """Return an observed site's distribution without masks, and how often labels count; None: once."""
     fn, mask = site["fn"], site["mask"]
     while hasattr(fn, "_mask"):  # of dist.mask
         own = torch.as_tensor(fn._mask)
         mask, fn = own if mask is None else own & mask, fn.base_dist
-    if isinstance(fn, NAN_MASKED):
+    if leaves_nan_out(fn):
         own = site["value"].isfinite()
         own = own.any(-1) if fn.event_dim else own
         mask = own if mask is None else own & mask

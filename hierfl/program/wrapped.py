@@ -30,7 +30,6 @@ from hierfl.program.handlers import TakesWeights, untouched_store
 from hierfl.program.sites import COMMON, Model, of_scalars
 from hierfl.program.supports import mapped_of
 from hierfl.program.traces import (
-    NAN_MASKED,
     Center,
     Near,
     Site,
@@ -38,6 +37,7 @@ from hierfl.program.traces import (
     in_clients,
     is_latent,
     is_likelihood,
+    leaves_nan_out,
     samples,
 )
 
@@ -223,7 +223,7 @@ class _Filled(Messenger):
         if not (msg["is_observed"] and isinstance(value, Tensor) and value.is_floating_point()):
             return
         fn, counts = counts_of(msg)
-        if counts is not None and not isinstance(fn, NAN_MASKED):
+        if counts is not None and not leaves_nan_out(fn):
             is_counted = (counts > 0.0)[(..., *[None] * fn.event_dim)]
             msg["value"] = torch.where(is_counted | value.isfinite(), value, _inside(fn, value))
 

@@ -89,6 +89,41 @@ def test_rows_whose_response_is_nan_and_masked_are_as_if_they_were_not_there(
     assert masked_fit.replicate(data).shape == (200, 72)
 
 
+def nan_vectors(a: Tensor, batch: ClientBatch) -> None:
+    pyro.sample("y", dist.NanMaskedMultivariateNormal(a, torch.eye(2)), obs=batch.y)
+
+
+def nan_entries(a: Tensor, batch: ClientBatch) -> None:
+    pyro.sample("y", dist.NanMaskedNormal(a, torch.ones(2)).to_event(1), obs=batch.y)
+
+
+def entries_by_hand(a: Tensor, batch: ClientBatch) -> None:
+    log = dist.Normal(a, 1.0).log_prob(batch.y.nan_to_num())
+    pyro.factor("y", torch.where(batch.y.isnan(), 0.0, log).sum(-1))
+
+
+def test_responses_of_which_some_entries_are_nan_are_those_of_the_others() -> None:
+    g = torch.Generator().manual_seed(0)
+    y = torch.randn(72, 2, generator=g)
+    y[torch.rand(72, 2, generator=g) < 0.2] = torch.nan
+    data, means = ClientData.from_arrays(CLIENT, y=y), []
+    for observe in (nan_vectors, nan_entries, entries_by_hand):
+
+        def model(batch: ClientBatch, observe: Any = observe) -> None:
+            mu = pyro.sample("mu", dist.Normal(torch.zeros(2), 2.0).to_event(1))
+            with batch.clients():
+                a = pyro.sample("a", dist.Normal(mu, 0.5).to_event(1))
+                with batch.data():
+                    observe(a, batch)
+
+        fit = hierfl.fit(hierfl.methods.two_stage(model, draws=300), data, seed=0, progress=False)
+        means.append(fit.draws(200).shared["mu"].mean(0))
+        if observe is not entries_by_hand:
+            assert np.isfinite(fit.predict(data).scores().to_numpy()).all()
+    torch.testing.assert_close(means[0], means[2], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(means[1], means[2], rtol=1e-4, atol=1e-5)
+
+
 def test_missing_responses_that_count_are_refused_with_the_mask() -> None:
     data = ClientData.from_arrays(CLIENT, x=X, y=np.where(SEEN, Y, np.nan))
     with pytest.raises(ValueError, match=r"mask these rows as well \(fn.mask\(~batch.y.isnan"):
