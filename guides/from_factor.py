@@ -22,7 +22,14 @@ from hierfl.guides.global_sites import Drawn, Shared, emit
 from hierfl.laplace.mode import LogDensity, client_density, climb, curvature
 from hierfl.laplace.trials import first_row
 from hierfl.program.sites import Latents, Model, Values, family
-from hierfl.summaries.conditional import NodeProposal, Proposal, normal_of, point, proposals_at
+from hierfl.summaries.conditional import (
+    LEAST,
+    NodeProposal,
+    Proposal,
+    normal_of,
+    point,
+    proposals_at,
+)
 from hierfl.summaries.exact import Spread
 from hierfl.summaries.hierarchy import Factors, Hierarchy, given
 from hierfl.summaries.own_scale import drawn as exactly
@@ -31,7 +38,7 @@ from hierfl.summaries.quartic import Quartic
 AUXILIARY: Any = {"is_auxiliary": True}
 # mixing parameters at most, over which shrinkage is summed; values of one, to so many sds; of several
 MOST_MIXING, MIXING_NODES, FARTHEST, MIXING_POINTS = 4, 24, 6.0, 64
-MORE = 2, 4  # times as many candidates where one local scalar is not Normal, or several
+MORE = 2, 4  # times as many candidates where one local scalar alone is not Normal, or with others
 # Scale of the candidates of D scalars, in those of the prior times the factor: 1 + WIDER / sqrt(D).
 WIDER = 0.5
 # Newton steps to where D local scalars are likeliest given the global ones: each takes 1 + D passes
@@ -107,9 +114,9 @@ class FromFactor:
         hierarchy = self.hierarchy
         if hierarchy is None or self.spread is not None or hierarchy.spread is not None:
             return 1
-        return self.candidates * (
-            1 if hierarchy.mixing is None else MORE[hierarchy.mixing_size > 1]
-        )
+        if hierarchy.mixing is None:
+            return self.candidates
+        return self.candidates * MORE[self.located or hierarchy.mixing_size > 1]
 
     @property
     def mixing_nodes(self) -> int:
@@ -198,11 +205,12 @@ class FromFactor:
         e = first[None] if count == 1 else spread_out(first, count)
         # half of them are by the wide factor, or of the prior alone where there are mixing variables
         with_prior = self.with_prior and hierarchy.mixing is None
-        sides = torch.arange(count) * (3 if with_prior else 2) // count
+        by_mode = self.located and hierarchy.mixing is not None
+        sides = torch.arange(count) * (3 if with_prior or by_mode else 2) // count
         density = client_density(self.model, self.latents.local_block, drawn.values, batch)
         with poutine.block(hide_types=["sample", "observe"]):  # evaluations, not its own sites
             factor, row = _factor_at(hierarchy, own, drawn.vector), first_row(batch)
-            if self.located:
+            if self.located and not by_mode:
                 own = {name: v for name, v in own.items() if not name.startswith("wide")}
                 factor = _located(density, hierarchy, drawn.vector, factor, row)
             proposals = None
@@ -211,6 +219,8 @@ class FromFactor:
                 proposals = proposals_at(hierarchy, drawn.vector, row, factor, of_draws)
             where = hierarchy, drawn.vector, factor, proposals, own, row
             of_noise = partial(candidate, *where, with_prior=with_prior)
+            if by_mode:
+                of_noise = partial(of_noise, located=_about_mode(density, of_noise, first))
             candidates: Candidate = torch.vmap(of_noise)(e, sides)
             if count == 1:
                 return candidates.vector[0, :, None], -candidates.log_weight[0, :, None]
@@ -276,6 +286,23 @@ def _located(
     return located, torch.where(usable, whole[1], factor[1])
 
 
+def _about_mode(
+    density: LogDensity, of_noise: Callable[[Tensor, Tensor], "Candidate"], like: Tensor
+) -> Proposal:
+    """Return proposals of whole vectors (C, D), `like` their normals, by log joints where these are highest.
+
+    Newton steps start where the factor has the mode.
+    """
+    size, by_factor = like.shape[-1], torch.zeros((), dtype=torch.long)
+    start = of_noise(torch.zeros_like(like), by_factor).vector[:, None]
+    x = climb(density, start, steps=max(1, min(MOST_STEPS, PASSES // (1 + size))))
+    values, vectors = torch.linalg.eigh(curvature(density, x)[1][:, 0])
+    values = values.nan_to_num(nan=LEAST).clamp(min=LEAST)
+    covariance = (vectors / values[:, None]) @ vectors.mT
+    wider = 1.0 + WIDER / size**0.5
+    return Proposal(x[:, 0], wider * torch.linalg.cholesky_ex(covariance).L)
+
+
 def _mixing_normals(size: int) -> tuple[Tensor, Tensor]:
     """Return normals (F, M) and log weights (F,): of one in equal steps, whose sums are as good as those of Gauss."""
     if size > 1:
@@ -312,12 +339,14 @@ def candidate(
     side: Tensor,
     *,
     with_prior: bool = False,
+    located: Proposal | None = None,
 ) -> Candidate:
     """Return the candidate by a factor and normals e (C, M + Dn), of a `side` () as of `conditional.point`."""
     exact = hierarchy.spread is not None
     wider = 1.0 if exact else 1.0 + WIDER / max(1, e.shape[-1]) ** 0.5
     wide = (own["wide_precision"], own["wide_shift"]) if "wide_shift" in own else None
     how: dict[str, Any] = {"wide": wide, "wider": wider, "with_prior": with_prior}
+    how["located"] = located
     at, log_weight = point(hierarchy, z, row, factor, proposals, e, side, **how)
     u, size, (precision, shift) = z[hierarchy.reading.shared], at.shape[1], factor
     v = torch.cat([at, u.expand(len(at), -1)], 1)

@@ -57,11 +57,12 @@ def check_steps(program: Program, batch: ClientBatch) -> Program:
             return program
         where = _at_fault(_at_once, program, params, batch)
         line = why_in_line(error)
-        of_draws = bool(line) and _error(_draws_at_once, loss, params, batch) is not None
+        of_draws = _error(_draws_at_once, loss, params, batch) is not None
     warn(
         f"{where} cannot be computed for several clients at once (torch.vmap): clients run one at "
         f"a time{line and f', slowly; {line}'}",
     )
+    line = line or f"at {where}, whose density torch.vmap does not carry: write it in torch.where"
     return replace(program, mapped=False, unmapped_line=line if of_draws else "")
 
 

@@ -60,7 +60,7 @@ _KNOWN = (
         ".item() and .tolist()",
     ),
     (
-        r"inplace arithmetic",
+        r"inplace arithmetic|accessing `data` under vmap",
         "a value is written into a tensor: build the tensor by torch.cat, torch.stack or torch.where",
     ),
     (
@@ -79,6 +79,10 @@ _KNOWN = (
     (
         r"Multiple (?:sample|param) sites named '(\S+)'",
         "two sites are named '{0}': rename one of them",
+    ),
+    (
+        r"(\S+) is already in the trace as a (sample|param)",
+        "'{0}' names a {1} and something else, such as a parameter of a module: rename one of them",
     ),
     (
         r"Expected parameter (\w+) \(.*\) of distribution (\w+)",

@@ -130,12 +130,14 @@ def point(
     wide: tuple[Tensor, Tensor] | None = None,
     wider: float = 1.0,
     with_prior: bool = False,
+    located: Proposal | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return points (C, D) for e (C, M + Dn), and log p(w, t | z) factor(v) over their density.
 
     `proposals` are those of both sides at z.
     Those with a `side` of 1 are by the factor `wide` or, with mixing parameters, of the prior alone;
-    those with a `side` of 2, of which there are some if `with_prior`, are of the prior alone.
+    those with a `side` of 2, of which there are some if `with_prior`, are of the prior alone. With
+    mixing parameters these are by `located`, proposals of whole vectors, if it is given.
     """
     alone = (factor[0] * 0.0, factor[1] * 0.0)
     if hierarchy.mixing is None or proposals is None:
@@ -152,22 +154,33 @@ def point(
         return w, of_w.log(w) - log_q.logsumexp(0) + math.log(len(sides))
     size = hierarchy.mixing_size
     t = proposals.at(e[:, :size].expand(2, -1, -1))
-    t = torch.where(side > 0, t[1], t[0])
+    t, mixing = torch.where(side > 0, t[1], t[0]), hierarchy.mixing
+    at = None if located is None else located.at(e)
+    if at is not None:
+        t = torch.where(side > 1, at[:, mixing.outside], t)
     sites = hierarchy.given(z, row, t)
     normal = hierarchy.local(z, row, t, sites)
     sides = [given(hierarchy, normal, z, *of, t) for of in (factor, alone)]
-    w, log_q = _of_sides(sides, e[:, size:], side, wider)
-    log_q = log_q + proposals.log_prob(t)
+    by_mode = () if at is None else (at[:, mixing.normal],)
+    w, log_q = _of_sides(sides, e[:, size:], side, wider, by_mode)
+    log_q, whole = log_q + proposals.log_prob(t), mixing.whole(w, t)
+    if located is not None:
+        log_q = torch.cat([log_q, located.log_prob(whole)[None]])
     log_p = hierarchy.log_mixing(sites, t) + sides[0].log(w)
-    return hierarchy.mixing.whole(w, t), log_p - log_q.logsumexp(0) + math.log(2.0)
+    return whole, log_p - log_q.logsumexp(0) + math.log(len(log_q))
 
 
 def _of_sides(
-    sides: Sequence[Quadratic], e: Tensor, side: Tensor, wider: float
+    sides: Sequence[Quadratic],
+    e: Tensor,
+    side: Tensor,
+    wider: float,
+    others: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Tensor]:
-    """Return points (C, D) of one of some widened Normals, and the log densities of all there, (n, C)."""
+    """Return points (C, D) of a widened Normal, or of others, and log densities of all Normals there, (n, C)."""
     normals = [normal_of(of, wider)[1:] for of in sides]
-    points = torch.stack([mean + (tril @ e[..., None])[..., 0] for mean, tril in normals])
+    of_normals = [mean + (tril @ e[..., None])[..., 0] for mean, tril in normals]
+    points = torch.stack([*of_normals, *others])
     w = points.gather(0, side.expand(1, *points.shape[1:]).long())[0]
     log_q = []
     for of, (mean, tril) in zip(sides, normals, strict=True):

@@ -87,6 +87,31 @@ def test_a_factor_that_is_too_wide_costs_candidates_alone(fitted: hierfl.Fit) ->
     assert judged is not None and judged.off() == ""
 
 
+@pytest.mark.slow
+def test_a_number_that_is_not_normal_and_what_it_multiplies_are_drawn_together() -> None:
+    """Their product ties them to each other, and both to a global vector, at each draw of it."""
+
+    def judges(batch: ClientBatch) -> None:
+        quality = pyro.sample("quality", dist.Normal(torch.zeros(10), 1.0).to_event(1))
+        noise = pyro.sample("noise", dist.Exponential(1.0))
+        with batch.clients():
+            harsh = pyro.sample("harsh", dist.Normal(0.0, 1.0))
+            keen = pyro.sample("keen", dist.Exponential(1.0))
+            with batch.data():
+                loc = (quality[..., batch.wine] - harsh) * keen
+                pyro.sample("y", dist.Normal(loc, noise), obs=batch.y)
+
+    g = torch.Generator().manual_seed(0)
+    judge, wine = torch.arange(5).repeat_interleave(10), torch.arange(10).repeat(5)
+    quality, harsh = 0.5 * torch.randn(10, generator=g), 0.5 * torch.randn(5, generator=g)
+    keen = (0.3 * torch.randn(5, generator=g)).exp()
+    y = keen[judge] * (quality[wine] - harsh[judge]) + 0.8 * torch.randn(50, generator=g)
+    rows = ClientData.from_arrays(judge, wine=wine, y=y)
+    with double_precision():
+        judged = local_draws(hierfl.fit(judges, rows, seed=0, progress=False), seed=0)
+    assert judged is not None and judged.off() == "" and (judged.k_hats < 0.7).all()
+
+
 def test_without_rows_local_draws_are_not_judged(fitted: hierfl.Fit, tmp_path: Path) -> None:
     fitted.save(tmp_path / "fit")
     method = hierfl.methods.two_stage(counts)

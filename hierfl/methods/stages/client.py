@@ -67,6 +67,10 @@ class RowWork:
         self.polynomials = Polynomials(hierarchy, score, count)
         moves = bool(moving(score.line, hierarchy.reading.own_size))
         self.has_growth = self.has_wide and not count and moves
+        # what is not Normal is then in reach of Newton steps, with what it multiplies, say
+        mixing_sites = hierarchy.mixing
+        is_vector = mixing_sites is not None and not mixing_sites.scattered and size > 1
+        self.is_located = self.has_growth or (moves and is_vector)
         shapes = own_shapes(size, mixing, sums, wide=self.has_wide)
         shapes |= {"center": (size,), "terms": (count,)} if count else {}  # of its polynomial
         shapes |= {} if hierarchy.noise is None else {"num_rows": ()}

@@ -237,7 +237,7 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
         elif program.row_sites is not None:
             guide.candidates = OF_ROW_SITES
         # the density of rows whose own sites are integrated takes long: wide candidates do there
-        guide.located = work.has_growth and program.row_sites is None
+        guide.located = work.is_located and program.row_sites is None
         guide.with_prior = work.has_wide and not len(score.line.inside)
         guide.with_prior &= hierarchy.normal_size >= LEAST_CURVED
         if guide.with_prior:
