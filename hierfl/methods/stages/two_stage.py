@@ -73,8 +73,9 @@ OF_MANY, MANY = 8, 4
 # candidates where sites of rows are integrated at each: sds were off by 2 %, by 0.3 % with the usual 4
 OF_ROW_SITES = 2
 # candidates where a row reads two or more of a client's scalars by no linear predictor, as in
-# nonlinear growth: a factor then says little of a client far from where it was made
-OF_CURVED, LEAST_CURVED = 66, 2
+# nonlinear growth: a factor then says little of a client far from where it was made. Of more
+# scalars, as of a series, no draw of the prior is near the rows
+OF_CURVED, LEAST_CURVED, MOST_CURVED = 66, 2, 8
 
 
 class Seen(NamedTuple):
@@ -239,7 +240,7 @@ def two_stage(model: Model, *, draws: int = 4000, row_noise: RowNoise | None = N
         # the density of rows whose own sites are integrated takes long: wide candidates do there
         guide.located = work.is_located and program.row_sites is None
         guide.with_prior = work.has_wide and not len(score.line.inside)
-        guide.with_prior &= hierarchy.normal_size >= LEAST_CURVED
+        guide.with_prior &= LEAST_CURVED <= hierarchy.normal_size <= MOST_CURVED
         if guide.with_prior:
             guide.candidates = OF_CURVED
         # a log ratio has no noise, and of sums nothing is asked
