@@ -183,6 +183,10 @@ LINKS: Mapping[type, Link] = {
     dist.Laplace: Link(
         lambda fn: fn.loc, lambda fn, y, eta: dist.Laplace(eta, fn.scale).log_prob(y)
     ),
+    dist.AsymmetricLaplace: Link(
+        lambda fn: fn.loc,
+        lambda fn, y, eta: dist.AsymmetricLaplace(eta, fn.scale, fn.asymmetry).log_prob(y),
+    ),
     dist.StudentT: Link(
         lambda fn: fn.loc, lambda fn, y, eta: dist.StudentT(fn.df, eta, fn.scale).log_prob(y)
     ),

@@ -173,7 +173,9 @@ def _two_stage(facts: _ModelFacts) -> Choice:
             reading = seen_in(program).hierarchy.reading
             size = reading.size
         largest = MOST_OF_GAUSSIAN if exact else MOST_READ
-        curved = exact or size > largest or is_curved(reading)
+        # along a predictor, expected curvatures are those of slopes
+        linear = seen_in(program).score.line.inside if small else ()
+        curved = exact or size > largest or is_curved(reading, linear)
     except _SlowDraws as error:
         fix = "name a method, hierfl.fit(hierfl.methods.fedsvi(model), data, rounds=200)"
         what = f"the model fails {error}; or {fix}"

@@ -10,6 +10,7 @@ an expectation is a one-dimensional Gauss-Hermite sum per row; over s, a sum ove
 Gauss-Hermite or quasi-random. Without a linear predictor s is all of v.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import groupby
@@ -166,8 +167,11 @@ def read_likelihood(program: Program) -> Reading:
     return Reading(program, shared, block.start, effects, is_scaled)
 
 
-def is_curved(reading: Reading) -> bool:
-    """Return whether the log likelihood curves, at random points, in each number that it slopes in."""
+def is_curved(reading: Reading, linear: Sequence[int] | Tensor) -> bool:
+    """Return whether the log likelihood curves, at random points, in each number that it slopes in.
+
+    Those at the `linear` places enter by predictors alone, and may have kinks.
+    """
     with untouched_store(), unchecked(), double_precision():
         g = torch.Generator().manual_seed(1)
         batch, flat = moved_rows(reading.program, g), torch.ones(reading.size, dtype=torch.bool)
@@ -175,6 +179,7 @@ def is_curved(reading: Reading) -> bool:
             for _ in range(2):
                 v = start_of(reading) + away * torch.randn(reading.size, generator=g)
                 flat &= _flat_in(reading, v, batch, away)
+    flat[torch.as_tensor(linear, dtype=torch.long)] = False
     return not bool(flat.any())
 
 
