@@ -27,7 +27,7 @@ def model(batch):
 
 exact = hierfl.fit(model, some, seed=0).draws(4000, seed=0).shared["log_tau"]
 runs = {
-    "pvi": (methods.pvi(model), 10),
+    "pvi": (methods.pvi(model), 6),
     "fedsvi, structured": (
         methods.fedsvi(
             model, guides.structured, optimizer=optimizers.Adam(0.05)
@@ -38,7 +38,7 @@ runs = {
 error = {}
 for name, (method, rounds) in runs.items():
     seen = []
-    every = max(1, rounds // 20)
+    every = max(1, rounds // 10)
 
     def look(fit, seen=seen, every=every):
         """Note the error of the mean, in posterior sds."""

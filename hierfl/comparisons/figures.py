@@ -79,7 +79,7 @@ def bars(axes: Axes, study: Study, scores: pd.DataFrame) -> None:
                 label=f"{score}, published",
             )
     axes.set_yticks(place, labels)
-    axes.set_xlabel(f"{metric.replace('_', ' ')}, % of {weighting}")
+    axes.set_xlabel(f"{metric.replace('_', ' ')}, %, mean over {weighting}")
     axes.grid(axis="x", alpha=0.3)
     axes.legend(loc="best")
 
@@ -186,7 +186,7 @@ def entropies(study: Study, drawn_rows: pd.DataFrame, scores: pd.DataFrame) -> F
             ]
             plots.entropies(axes, *densities, labels=("own test rows", "unknown images"))
             axes.set(xlabel=None, ylabel=None)
-            title = f"{label}, {name.replace('_', ' ')}: AUROC {reached[label, name]:.2f}"
+            title = f"{label}, {name.replace('_', ' ')}: AUROC {reached[label, name]:.3f}"
             axes.set_title(title, fontsize=8.5, loc="left")
             axes.tick_params(labelsize=7)
     # the panels share the axis: what one needs, all have
@@ -198,7 +198,8 @@ def entropies(study: Study, drawn_rows: pd.DataFrame, scores: pd.DataFrame) -> F
         axes.set_ylabel("density, log scale above 1" if steep else "density", fontsize=8)
     for axes in panels[-1]:
         axes.set_xlabel("entropy of the prediction, nats", fontsize=8)
-    panels[0, 0].legend(fontsize=7, frameon=False)
+    style: dict[str, Any] = {"fontsize": 7, "title_fontsize": 7, "frameon": False}
+    panels[0, 0].legend(title="thin: one client", **style)
     return _titled(figure, study, "entropy of predictions")
 
 

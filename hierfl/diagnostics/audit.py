@@ -1,7 +1,7 @@
 """What crosses between the server and a client, and what of it depends on its rows."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -29,6 +29,10 @@ class Place(NamedTuple):
     direction: str
     name: str
     seen: str
+
+
+class _Seen(Exception):
+    """All messages of the client have been listed."""
 
 
 Crossed = dict[Place, dict[int, Tensor]]  # -> round -> the tensor
@@ -160,9 +164,11 @@ def _crossings(federation: Federation, at: int, until: int) -> Crossed:
             if len(places):
                 for place, tensor in _of_round(federation, task, places):
                     crossed.setdefault(place, {})[task.round] = tensor.detach().clone()
+                if task.round + 1 == until:
+                    raise _Seen  # nothing crosses after the last round: others need not finish it
             yield work_on(federation, federation.client.phases, task)
 
-    with closing(run_rounds(federation, begin(federation), until, work)) as each:
+    with suppress(_Seen), closing(run_rounds(federation, begin(federation), until, work)) as each:
         for _ in each:
             pass
     return crossed

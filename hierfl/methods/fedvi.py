@@ -25,7 +25,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.guides.amortized import constructed
 from hierfl.method import Client, Method, Phase, Server, Share, Up
 from hierfl.methods.about import About
-from hierfl.methods.parts.averaging import stepping_server
+from hierfl.methods.parts.averaging import expect_model, stepping_server
 from hierfl.models.personal_heads import PersonalHeads
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program
@@ -82,8 +82,10 @@ def fedvi(
         hidden: width of the posterior constructor.
 
     Raises:
+        TypeError: the model is not a `hierfl.models.PersonalHeads`.
         ValueError: `kl_weight` or `prior_weight` is negative.
     """
+    expect_model(model, PersonalHeads, "fedvi", "outputs=...")
     expect(kl_weight=(kl_weight, "[0, inf)"), prior_weight=(prior_weight, "[0, inf)"))
 
     def client(program: Program) -> Client:

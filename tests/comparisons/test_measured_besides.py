@@ -265,3 +265,21 @@ def test_all_that_is_measured_is_drawn(
     assert {path.name for path in tmp_path.glob("*.png")} == names
     for name in names:
         assert imread(tmp_path / name)[..., :3].std() > 0.05, "a figure with something in it"
+
+
+def test_an_auroc_below_one_is_not_drawn_as_one() -> None:
+    own = study(methods=[{"name": "ditto"}])
+    entropies = pd.DataFrame(
+        {
+            "method": "ditto",
+            "client": ["a", "a", "b", "b"] * 2,
+            "rows": ["own"] * 4 + ["shuffled_pixels"] * 4,
+            "entropy": [0.1, 0.2, 0.1, 0.3, 1.0, 2.0, 1.5, 1.2],
+        }
+    )
+    score = {"method": "ditto", "metric": "auroc", "weighting": own.evaluation.weighting}
+    scores = pd.DataFrame([{**score, "test": "shuffled_pixels", "value": 0.9961}])
+    (panel,) = figures.entropies(own, entropies, scores).axes
+    assert panel.get_title("left") == "ditto, shuffled pixels: AUROC 0.996"
+    legend = panel.get_legend()
+    assert legend is not None and legend.get_title().get_text() == "thin: one client"

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,22 @@ def test_as_one_keeps_all_rows_as_one_hospital() -> None:
     one = demo.as_one(train)
     assert (one.num_clients, one.num_rows) == (1, train.num_rows)
     assert torch.equal(one.fields["x"], train.fields["x"])
+
+
+def test_one_fit_serves_the_hospitals_and_their_pooled_rows() -> None:
+    train, test = demo.hospitals(demo.QUICK.columns).split(0.7, seed=0)
+    settings = hierfl.Settings(compile=False)
+    joint = fit(demo.alone(), demo.with_pools(train), rounds=1, settings=settings)
+    assert joint.clients[-1] == "all hospitals but va"
+    others = demo.as_one(train.select(["cleveland", "hungarian", "switzerland"]))
+    alone = fit(demo.alone(), others, rounds=1, settings=settings)
+    new = test.select(["va"])
+    apart = [
+        fitted.predict(replace(new, names=(fitted.clients[-1],)), draws=2000).mean
+        for fitted in (joint, alone)
+    ]
+    # the names differ, and with them the draws
+    torch.testing.assert_close(*apart, rtol=0.0, atol=0.01)
 
 
 def patients(gaps: dict[str, list[float]]) -> pd.DataFrame:

@@ -1,5 +1,6 @@
 """The audit: every tensor that crosses is listed, and what is said to depend on the rows does."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from hierfl.cli import app
 from hierfl.core.trees import named_leaves
 from hierfl.diagnostics import Audit, audit
 from hierfl.diagnostics.audit import COLUMNS
+from hierfl.engine import chunks
+from hierfl.engine.federation import Federation
+from hierfl.method import Phase
 from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
 from tests.programs import federation, regression
@@ -50,6 +54,20 @@ def test_what_fedavg_sends() -> None:
     assert replace(found, rounds=1).reading.startswith("In 1 round, client")
     first = audit(method, federation((5, 3, 7)), rounds=1)
     assert of(first, "down") == {"theta.bias": "", "theta.weight": ""}  # before the first update
+
+
+def test_the_others_do_not_work_in_the_last_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = list[int]()
+    module, work_on = sys.modules[audit.__module__], chunks.work_on
+
+    def counted(on: Federation, phases: tuple[Phase, ...], task: chunks.Task) -> chunks.Done:
+        rounds.append(task.round)
+        return work_on(on, phases, task)
+
+    monkeypatch.setattr(module, "work_on", counted)
+    found = audit(methods.fedsvi(regression), federation((5, 3, 7)), rounds=3)
+    assert found.rounds == 3  # its own messages of the last round are listed
+    assert sorted(rounds) == [0, 0, 1, 1]  # with its rows, and with others in their place
 
 
 def test_mail_and_what_is_seen_alone() -> None:

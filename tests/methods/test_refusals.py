@@ -151,6 +151,7 @@ REFUSED: list[Wrong] = [
     (r"the embedding gives shape \(6,\) per row, but features=7",
      lambda: methods.fedvi(models.PersonalHeads(
         nn.Linear(2, 6), outputs=1, features=7, local_features=2, likelihood=normal(1.0)))),
+    (r"fedvi reads more .*: pass models\.PersonalHeads\(module, outputs=", lambda: methods.fedvi(regression)),  # type: ignore[arg-type]
     # ---------------------------------------------------------------------- posteriors
     ("fedpop needs local sites", lambda: methods.fedpop(flat)),
     *(("metropolis is True with", lambda short=short: methods.fedpop(
