@@ -96,7 +96,11 @@ def checked_labels(
             by_rows.append(site)
         elif _is_field(trace.nodes[site]["value"], batch.fields.get(name)) and not fn.event_shape:
             support = support_of(site, fn)
-            if not _moves(model, site, support, batch):
+            if _moves(model, site, support, batch):
+                continue
+            if _ends_by_row(support):
+                by_rows.append(site)
+            else:
                 supports[name] = (f"'{site}' ({type(base).__name__})", support)
     check_labels(supports, data)
     for site, name in labels.items():
@@ -111,6 +115,10 @@ def checked_labels(
         with untouched_store():
             _check_labels_by_row(model, data, by_rows)
     return supports
+
+
+def _ends_by_row(support: Constraint) -> bool:
+    return any(isinstance(end, Tensor) and end.numel() > 1 for end in vars(support).values())
 
 
 def _moves(model: Model, site: str, support: Constraint, batch: ClientBatch) -> bool:
@@ -140,7 +148,7 @@ def _check_labels_by_row(model: Model, data: ClientData, sites: list[str]) -> No
             nodes: dict[str, Any] = poutine.trace(model).get_trace(batch).nodes
         for site in sites:
             fn, value = nodes[site]["fn"], nodes[site]["value"]
-            good = fn.support.check(value) | ~batch.mask()
+            good = fn.support.check(value) | ~batch.mask() | value.isnan()
             if not bool(good.all()):
                 client, row = (~good).nonzero()[0].tolist()
                 raise RowsFault(

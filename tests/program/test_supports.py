@@ -167,3 +167,20 @@ def test_labels_beyond_the_starting_values_are_said_with_the_fix(model: Any) -> 
 def test_a_shift_whose_prior_ends_at_the_labels_is_read() -> None:
     least = float(TIMES.min())
     hierfl.read(shifted(dist.Uniform(0.0, least)), hierfl.guides.delta, DATA)
+
+
+def test_labels_are_checked_against_the_bound_of_each_row() -> None:
+    def above(batch: ClientBatch) -> None:
+        with batch.clients():
+            slope = pyro.sample("slope", dist.Gamma(8.0, 4.0))
+            with batch.data():
+                pyro.sample("y", dist.Pareto(batch.least, slope), obs=batch.y)
+
+    client, least = np.arange(40) % 4, np.linspace(1.0, 3.0, 40)
+    rows: dict[str, Any] = {"least": least, "y": 1.5 * least}
+    read_model(above, ClientData.from_arrays(client, **rows))
+    rows["y"][37] = least[37] - 0.1
+    with pytest.raises(
+        ValueError, match=r"client '1' has the value .*outside the support of its row"
+    ):
+        read_model(above, ClientData.from_arrays(client, **rows))
