@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from torch.quasirandom import SobolEngine
 
 from hierfl.core import noise
-from hierfl.core.gaussians import inverse_root, product, times, times_one
+from hierfl.core.gaussians import product, times, times_one
 from hierfl.core.importance_sampling import normal_points
 from hierfl.core.process import double_precision
 from hierfl.data.batch import ClientBatch, in_double
@@ -43,7 +43,7 @@ MORE = 2, 4  # times as many candidates where one local scalar alone is not Norm
 WIDER = 0.5
 # Newton steps to where D local scalars are likeliest given the global ones: each takes 1 + D passes
 MOST_STEPS, PASSES = 2, 12
-AT_MODE = 2.0  # sds by which a further step may move
+ROUNDING = 1e-9  # of a precision, up to which it has none by the rows
 NEAR = 2.0**-10  # of the start, where densities are finite
 OWN_PARAM = "_factor"  # first part of the names of the local params
 
@@ -280,11 +280,10 @@ def _located(
     precision = minus_hessian[:, 0]
     of_rows = precision - normal.precision
     shift = times(precision, w[:, 0]) + slope[:, 0] - times(normal.precision, normal.mean)
-    root, log_det = inverse_root(precision)
+    peaked = torch.linalg.cholesky_ex(precision).info == 0
     # rows with kinks have no curvature, and steps by the prior's end nowhere
-    from_mode = times(root.mT, slope[:, 0]).square().sum(1)
-    usable = log_det.isfinite() & shift.isfinite().all(1) & (from_mode < AT_MODE**2)
-    usable = usable[:, None]
+    is_curved = of_rows.abs().amax((1, 2)) > ROUNDING * precision.abs().amax((1, 2))
+    usable = (peaked & is_curved & shift.isfinite().all(1))[:, None]
     whole = pad(of_rows, (0, more, 0, more)), pad(shift, (0, more))
     located = torch.where(usable[..., None], whole[0], factor[0])
     return located, torch.where(usable, whole[1], factor[1])

@@ -21,6 +21,11 @@ from pyro.poutine.reparam_messenger import ReparamMessenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor, equal
 from torch.distributions import AffineTransform, ExpTransform, biject_to
+from torch.distributions.transforms import (
+    ComposeTransform,
+    IndependentTransform,
+    _InverseTransform,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
@@ -258,14 +263,18 @@ def plain_of(fn: Any) -> Any:
     base, events = fn.base_dist, len(fn.event_shape)
     while isinstance(base, torch.distributions.Independent | dist.ExpandedDistribution):
         base = base.base_dist
-    *moves, last = fn.transforms or [None]
+    *moves, last = _parts_of(fn.transforms) or [None]
     is_log = isinstance(last, ExpTransform)
     moves = moves if is_log else [*moves, last]
-    if not (isinstance(base, torch.distributions.Normal) and all(map(_is_affine, moves))):
+    is_normal = isinstance(base, torch.distributions.Normal)
+    if not (is_normal and all(_is_affine(move) or _is_turn(move, base.scale) for move in moves)):
         return mapped_of(fn)
     loc, scale = base.loc, base.scale
     for move in moves:
-        loc, scale = move.loc + move.scale * loc, torch.as_tensor(move.scale).abs() * scale
+        if _is_affine(move):
+            loc, scale = move.loc + move.scale * loc, torch.as_tensor(move.scale).abs() * scale
+        else:
+            loc = move(loc)
     family: Any = dist.LogNormal if is_log else dist.Normal
     made = family(loc, scale).expand(fn.shape())
     return made.to_event(events) if events else made
@@ -273,6 +282,29 @@ def plain_of(fn: Any) -> Any:
 
 def _is_affine(transform: Any) -> bool:
     return isinstance(transform, AffineTransform)
+
+
+def _is_turn(transform: Any, scale: Tensor) -> bool:
+    """Return whether it is an orthonormal matrix, of entries that have one scale."""
+    turns = dist.transforms.DiscreteCosineTransform, dist.transforms.HaarTransform
+    is_turn = isinstance(transform, turns) and transform.dim == -1
+    return is_turn and not getattr(transform, "smooth", 0.0) and scale.stride(-1) == 0
+
+
+def _parts_of(transforms: Iterable[Any]) -> list[Any]:
+    """Return the transforms that others are made of, one after the other; the identity has none."""
+    parts: list[Any] = []
+    for transform in transforms:
+        match transform:
+            case ComposeTransform(parts=own):
+                parts += _parts_of(own)
+            case IndependentTransform(base_transform=base):
+                parts += _parts_of([base])
+            case _InverseTransform() if not _parts_of([transform.inv]):
+                pass
+            case _:
+                parts.append(transform)
+    return parts
 
 
 def has_mapped_sites(trace: Any) -> bool:

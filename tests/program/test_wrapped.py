@@ -12,6 +12,7 @@ import pyro.distributions.transforms as T
 import pytest
 import torch
 from pyro import poutine
+from pyro.distributions.transforms import DiscreteCosineTransform, HaarTransform
 from torch import Tensor
 from torch.distributions import biject_to
 
@@ -30,12 +31,19 @@ MAPS: dict[str, Any] = {
     )
     .expand([2, 3])
     .to_event(1),
+    "turned": dist.TransformedDistribution(
+        dist.Normal(torch.arange(3.0), torch.tensor(2.0)).to_event(1),
+        [T.ComposeTransform([]).inv, DiscreteCosineTransform(), HaarTransform()],
+    ),
     "expanded": dist.TransformedDistribution(dist.Normal(0.0, 1.0), [MOVE]).expand([4, 1]),
 }
 OTHERS = (
     dist.LogNormal(0.0, 1.0),
     dist.Normal(0.0, 1.0),
     dist.TransformedDistribution(THREE.to_event(1), [T.OrderedTransform()]),
+    dist.TransformedDistribution(
+        dist.Normal(0.0, torch.tensor([1.0, 2.0])).to_event(1), [DiscreteCosineTransform()]
+    ),
     dist.TransformedDistribution(dist.Dirichlet(torch.ones(3)), [T.OrderedTransform()]),
 )
 BETA = dist.Beta(2.0, 3.0)
