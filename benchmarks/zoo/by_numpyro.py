@@ -1,7 +1,8 @@
 """NUTS of NumPyro on a program of the zoo: `python -m benchmarks.zoo.by_numpyro NAME ROWS OUT`.
 
 The program's file is imported as it is, with modules of JAX and NumPyro in the place of torch and
-Pyro, so that sampler, derivatives and densities are others than hierfl's. ROWS is a NumPy archive of
+Pyro, so that sampler, derivatives and densities are others than hierfl's. What NumPyro does not have
+is written in another way in `for_numpyro(batch)`. ROWS is a NumPy archive of
 the rows, padded to (clients, rows). OUT gets, in JSON, the mean and sd of each number of each site.
 """
 
@@ -151,8 +152,9 @@ def sampled(program: Any, rows: Any, args: argparse.Namespace) -> dict[str, Any]
     from numpyro.infer import MCMC, NUTS, init_to_uniform
 
     centered = getattr(program, "CENTERED", False)
+    model = getattr(program, "for_numpyro", program.model)
     kernel = NUTS(
-        program.model if centered else non_centered(program.model),
+        model if centered else non_centered(model),
         target_accept_prob=args.accept,
         init_strategy=init_to_uniform(radius=1.0),  # medians of vague priors are nowhere
         dense_mass=getattr(program, "DENSE", False),

@@ -85,8 +85,8 @@ def fedvi(
         TypeError: the model is not a `hierfl.models.PersonalHeads`.
         ValueError: `kl_weight` or `prior_weight` is negative.
     """
-    expect_model(model, PersonalHeads, "fedvi", "outputs=...")
     expect(kl_weight=(kl_weight, "[0, inf)"), prior_weight=(prior_weight, "[0, inf)"))
+    expect_model(model, PersonalHeads, "fedvi", "outputs=...")
 
     def client(program: Program) -> Client:
         def objective(

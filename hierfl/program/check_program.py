@@ -62,7 +62,7 @@ def check_steps(program: Program, batch: ClientBatch) -> Program:
         f"{where} cannot be computed for several clients at once (torch.vmap): clients run one at "
         f"a time{line and f', slowly; {line}'}",
     )
-    line = line or f"at {where}, whose density torch.vmap does not carry: write it in torch.where"
+    line = line or f"at {where}, whose density torch.vmap does not carry: use another"
     return replace(program, mapped=False, unmapped_line=line if of_draws else "")
 
 

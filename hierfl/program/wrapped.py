@@ -47,13 +47,8 @@ from hierfl.program.traces import (
 )
 
 _PRIORS_ALONE = ContextVar("priors_alone", default=False)
-AWAY = (
-    0.0,
-    0.1,
-    0.2,
-    0.4,
-    0.8,
-)  # units of the real line, by which global sites start off their centers
+# units of the real line, by which global sites start off their centers
+AWAY = 0.0, 0.1, 0.2, 0.4, 0.8
 OTHER_DTYPE = "scalar type|dtype|expected .* to have type|result type"  # in errors of torch
 
 
@@ -129,18 +124,13 @@ def with_defined_start(model: Model, batch: ClientBatch) -> Model:
         except Exception:  # a mistake in the program is explained where it is read
             return model
         if not any(bool(density.isnan().any()) for density in densities):
-            shared = {n: s["value"] for n, s in sites.items() if is_latent(s) and not in_clients(s)}
-            return _started(model, shared) if away else model
+            moved = {n: s["value"] for n, s in sites.items() if is_latent(s) and not in_clients(s)}
+            return _started(model, moved) if away else model
     return model
 
 
 def _started(model: Model, starts: Mapping[str, Tensor]) -> Model:
-    @wraps(model, updated=())
-    def started(batch: ClientBatch) -> Any:
-        with _Started(starts):
-            return model(batch)
-
-    return started
+    return under(model, lambda _: _Started(starts))
 
 
 class _Typed(TakesWeights, Center):
@@ -288,7 +278,8 @@ def _is_turn(transform: Any, scale: Tensor) -> bool:
     """Return whether it is an orthonormal matrix, of entries that have one scale."""
     turns = dist.transforms.DiscreteCosineTransform, dist.transforms.HaarTransform
     is_turn = isinstance(transform, turns) and transform.dim == -1
-    return is_turn and not getattr(transform, "smooth", 0.0) and scale.stride(-1) == 0
+    is_even = scale.dim() > 0 and scale.stride(-1) == 0
+    return is_turn and is_even and not getattr(transform, "smooth", 0.0)
 
 
 def _parts_of(transforms: Iterable[Any]) -> list[Any]:

@@ -35,3 +35,19 @@ def model(batch: Any) -> None:
                 z = pyro.sample(f"z_{t}", dist.Bernoulli(phi * z))
                 seen = dist.Bernoulli(torch.sigmoid(logit) * z)
                 pyro.sample(f"y_{t}", seen, obs=batch.caught[..., t])
+
+
+def for_numpyro(batch: Any) -> None:
+    """The same, with the chain summed out by hand: a bird not caught again may be alive or not."""
+    phi = pyro.sample("phi", dist.Uniform(0.0, 1.0))
+    mu = pyro.sample("mu", dist.Normal(0.0, 1.5))
+    with batch.clients():
+        logit = pyro.sample("logit", dist.Normal(mu, 0.5))
+        p = torch.sigmoid(logit)
+        with batch.data():
+            alive, dead = torch.ones((1, 1)), torch.zeros((1, 1))
+            for t in range(1, 6):
+                caught = batch.caught[..., t]
+                dead = (dead + alive * (1 - phi)) * (1 - caught)
+                alive = alive * phi * torch.where(caught > 0, p, 1 - p)
+            pyro.factor("caught", torch.log(alive + dead))

@@ -35,3 +35,15 @@ def model(batch: Any) -> None:
         with batch.data():
             loc = torch.stack(effects)[batch.season] + b
             pyro.sample("y", dist.Normal(loc, 0.5), obs=batch.y)
+
+
+def for_numpyro(batch: Any) -> None:
+    """The same: a plate of NumPyro is no loop."""
+    tau = pyro.sample("tau", dist.HalfNormal(1.0))
+    s = pyro.sample("s", dist.HalfNormal(1.0))
+    effects = [pyro.sample(f"season_{k}", dist.Normal(0.0, s)) for k in range(5)]
+    with batch.clients():
+        b = pyro.sample("b", dist.Normal(0.0, tau))
+        with batch.data():
+            loc = torch.stack(effects)[batch.season] + b
+            pyro.sample("y", dist.Normal(loc, 0.5), obs=batch.y)
