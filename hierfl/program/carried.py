@@ -1,4 +1,4 @@
-"""What Pyro does with distributions, as functions that vmap carries and that repeat no work."""
+"""Densities of Pyro that write into tensors or branch on values, as functions that vmap carries."""
 
 from __future__ import annotations
 
@@ -9,32 +9,12 @@ import pyro.distributions as dist
 import torch
 from pyro.distributions import hmm
 from pyro.ops import gaussian, tensor_utils
-from pyro.poutine.broadcast_messenger import BroadcastMessenger
 from torch import Tensor
 from torch.distributions.utils import broadcast_all, vec_to_tril_matrix
 
 from hierfl.core.gaussians import LOG_2_PI
 
 BY_HAND = 4  # entries of a Normal vector at most, which are solved for one after the other
-
-
-def unexpanded(fn: Any) -> Any:
-    """Return a site's distribution before plates repeated its parameters, where `unchecked` noted it."""
-    return getattr(fn, "_unexpanded", fn)
-
-
-def expanded(fn: Any, shape: tuple[int, ...]) -> Any:
-    """Return a distribution for plates, which remembers the parameters that they repeat."""
-    repeated = fn.expand(shape)
-    repeated._unexpanded = unexpanded(fn)
-    return repeated
-
-
-def _expand(msg: Any) -> None:
-    fn = msg["fn"]
-    _pyros_expand(msg)
-    if msg["fn"] is not fn:
-        msg["fn"]._unexpanded = unexpanded(fn)
 
 
 def _accept(self: Any, value: Tensor) -> None:
@@ -149,11 +129,9 @@ def _cholesky(x: Tensor) -> Tensor:
     return factor
 
 
-_pyros_expand: Any = BroadcastMessenger._pyro_sample
 _pyros_cholesky: Any = tensor_utils.safe_cholesky
 # what `handlers.unchecked` replaces: (where, its name) -> by what
 CARRIED: tuple[tuple[Any, str, Any], ...] = (
-    (BroadcastMessenger, "_pyro_sample", staticmethod(_expand)),
     (torch.distributions.Distribution, "_validate_sample", _accept),
     (torch.distributions.Multinomial, "log_prob", _multinomial),
     (dist.OrderedLogistic, "__init__", _ordered),

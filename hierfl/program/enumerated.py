@@ -31,10 +31,9 @@ from torch import Tensor
 
 from hierfl.core.process import set_to
 from hierfl.data.batch import CLIENTS, DATA, ClientBatch
-from hierfl.program.carried import expanded, unexpanded
 from hierfl.program.elimination import Component, Tables, batch_shape_of, plates_of
 from hierfl.program.global_labels import GlobalLabels, global_labels, plain_trace, reach_clients
-from hierfl.program.mixture import Mixture
+from hierfl.program.mixture import Mixture, expanded, noting_parameters, unexpanded
 from hierfl.program.program import Params, Program, ProgramError, refuse_first
 from hierfl.program.sites import Model, Values
 from hierfl.program.traces import (
@@ -98,7 +97,7 @@ class _Enumerated(EnumMessenger):
         if component is not None:
             labels: Any = [self.sites.nodes[label] for label in component.labels]
             weights = [unexpanded(site["fn"]).log_prob(site["value"]) for site in labels]
-            total = torch.stack(torch.broadcast_tensors(*weights)).sum(0)
+            total: Tensor = sum(weights[1:], weights[0])
             msg["fn"] = Mixture(msg["fn"], total, len(batch_shape_of(msg)))
         elif name in self.factors:
             msg["stop"] = not is_latent(msg)  # of a latent one the value comes from outside
@@ -161,7 +160,7 @@ def summed_out(model: Model, batch: ClientBatch) -> Model:
         summed = components
         if asked_for is not None:
             summed = tuple(replace(of, is_mixture=False, mixed="") for of in components)
-        with _Enumerated(nesting, summed, batch) as enumerated:
+        with noting_parameters(), _Enumerated(nesting, summed, batch) as enumerated:
             value = model(batch)
         for component in summed:
             if component.is_mixture:

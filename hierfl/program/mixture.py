@@ -1,15 +1,47 @@
-"""The mixture of a distribution over the values of discrete sites, which are its leading batch dimensions."""
+"""The mixture of a distribution over the values of discrete sites, which are its leading batch dimensions.
+
+Its components are scored by parameters of their own size, before plates repeat them.
+"""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
 from pyro.distributions import TorchDistribution
+from pyro.poutine.broadcast_messenger import BroadcastMessenger
 from torch import Tensor
 from torch.distributions import constraints
 
-from hierfl.program.carried import unexpanded
+from hierfl.core.process import replaced
+
+
+def unexpanded(fn: Any) -> Any:
+    """Return a site's distribution before plates repeated its parameters, if `noting_parameters` was on."""
+    return getattr(fn, "_unexpanded", fn)
+
+
+def expanded(fn: Any, shape: tuple[int, ...]) -> Any:
+    """Return a distribution for plates, which remembers the parameters that they repeat."""
+    repeated = fn.expand(shape)
+    repeated._unexpanded = unexpanded(fn)
+    return repeated
+
+
+def _expand(msg: Any) -> None:
+    fn = msg["fn"]
+    _pyros_expand(msg)
+    if msg["fn"] is not fn:
+        msg["fn"]._unexpanded = unexpanded(fn)
+
+
+_pyros_expand: Any = BroadcastMessenger._pyro_sample
+
+
+def noting_parameters() -> AbstractContextManager[None]:
+    """Let plates note at each site the parameters that they repeat."""
+    return replaced([(BroadcastMessenger, "_pyro_sample", staticmethod(_expand))])
 
 
 class Mixture(TorchDistribution):

@@ -17,10 +17,9 @@ from torch import Tensor
 import hierfl
 from hierfl import ClientBatch, ClientData, ProgramError, full_batch, guides, methods, read
 from hierfl.laplace.trials import prior_sites_at, sites_at
-from hierfl.program.carried import expanded
 from hierfl.program.enumerated import LARGEST
 from hierfl.program.handlers import log_joint, unchecked
-from hierfl.program.mixture import Mixture
+from hierfl.program.mixture import Mixture, expanded
 from tests import programs
 
 TIMES = 4
