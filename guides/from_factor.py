@@ -23,9 +23,9 @@ from hierfl.laplace.mode import LogDensity, client_density, climb, curvature
 from hierfl.laplace.trials import first_row
 from hierfl.program.sites import Latents, Model, Values, family
 from hierfl.summaries.conditional import (
-    LEAST,
     NodeProposal,
     Proposal,
+    covariance_by,
     normal_of,
     point,
     proposals_at,
@@ -268,14 +268,13 @@ def _located(
     Newton steps start where `factor` has it.
     """
     normal = hierarchy.local(z, row)
-    size, more = normal.mean.shape[-1], factor[1].shape[-1] - normal.mean.shape[-1]
+    more = factor[1].shape[-1] - normal.mean.shape[-1]
 
     def of_w(w: Tensor) -> Tensor:
         return density(hierarchy.local_vectors(w[:, 0], z)[:, None])
 
     start = normal_of(given(hierarchy, normal, z, *factor), 1.0)[1][:, None]
-    steps = max(1, min(MOST_STEPS, PASSES // (1 + size)))
-    w = climb(of_w, start, steps=steps)
+    w = _climbed(of_w, start)
     slope, minus_hessian = curvature(of_w, w)
     precision = minus_hessian[:, 0]
     of_rows = precision - normal.precision
@@ -298,12 +297,15 @@ def _about_mode(
     """
     size, by_factor = like.shape[-1], torch.zeros((), dtype=torch.long)
     start = of_noise(torch.zeros_like(like), by_factor).vector[:, None]
-    x = climb(density, start, steps=max(1, min(MOST_STEPS, PASSES // (1 + size))))
-    values, vectors = torch.linalg.eigh(curvature(density, x)[1][:, 0])
-    values = values.nan_to_num(nan=LEAST).clamp(min=LEAST)
-    covariance = (vectors / values[:, None]) @ vectors.mT
+    x = _climbed(density, start)
     wider = 1.0 + WIDER / size**0.5
-    return Proposal(x[:, 0], wider * torch.linalg.cholesky_ex(covariance).L)
+    tril = torch.linalg.cholesky_ex(covariance_by(density, x)).L
+    return Proposal(x[:, 0], wider * tril)
+
+
+def _climbed(density: LogDensity, start: Tensor) -> Tensor:
+    """Return clients' vectors (C, 1, D) after as many Newton steps as a draw can afford."""
+    return climb(density, start, steps=max(1, min(MOST_STEPS, PASSES // (1 + start.shape[-1]))))
 
 
 def _mixing_normals(size: int) -> tuple[Tensor, Tensor]:
@@ -348,9 +350,9 @@ def candidate(
     exact = hierarchy.spread is not None
     wider = 1.0 if exact else 1.0 + WIDER / max(1, e.shape[-1]) ** 0.5
     wide = (own["wide_precision"], own["wide_shift"]) if "wide_shift" in own else None
+    where = hierarchy, z, row, factor, proposals
     how: dict[str, Any] = {"wide": wide, "wider": wider, "with_prior": with_prior}
-    how["located"] = located
-    at, log_weight = point(hierarchy, z, row, factor, proposals, e, side, **how)
+    at, log_weight = point(*where, e, side, located=located, **how)
     u, size, (precision, shift) = z[hierarchy.reading.shared], at.shape[1], factor
     v = torch.cat([at, u.expand(len(at), -1)], 1)
     by_u = times_one(precision[:, :, size:], u)

@@ -24,7 +24,10 @@ def unexpanded(fn: Any) -> Any:
 
 def expanded(fn: Any, shape: tuple[int, ...]) -> Any:
     """Return a distribution for plates, which remembers the parameters that they repeat."""
-    repeated = fn.expand(shape)
+    return _noted(fn.expand(shape), fn)
+
+
+def _noted(repeated: Any, fn: Any) -> Any:
     repeated._unexpanded = unexpanded(fn)
     return repeated
 
@@ -33,7 +36,7 @@ def _expand(msg: Any) -> None:
     fn = msg["fn"]
     _pyros_expand(msg)
     if msg["fn"] is not fn:
-        msg["fn"]._unexpanded = unexpanded(fn)
+        _noted(msg["fn"], fn)
 
 
 _pyros_expand: Any = BroadcastMessenger._pyro_sample

@@ -174,8 +174,7 @@ def _two_stage(facts: _ModelFacts) -> Choice:
             size = reading.size
         largest = MOST_OF_GAUSSIAN if exact else MOST_READ
         # along a predictor, expected curvatures are those of slopes
-        linear = seen_in(program).score.line.inside if small else ()
-        curved = exact or size > largest or is_curved(reading, linear)
+        curved = exact or size > largest or is_curved(reading, seen_in(program).score.line.inside)
     except _SlowDraws as error:
         fix = "name a method, hierfl.fit(hierfl.methods.fedsvi(model), data, rounds=200)"
         what = f"the model fails {error}; or {fix}"

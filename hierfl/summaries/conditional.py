@@ -16,7 +16,7 @@ from torch import Tensor
 from hierfl.core.gaussians import LOG_2_PI, Quadratic, dot, inverse_root, product, times
 from hierfl.core.importance_sampling import normal_points
 from hierfl.data.batch import ClientBatch
-from hierfl.laplace.mode import climb, curvature
+from hierfl.laplace.mode import LogDensity, climb, curvature
 from hierfl.program.sites import Values
 from hierfl.summaries.hierarchy import Factors, Hierarchy, given
 
@@ -284,9 +284,14 @@ def mixing_modes(
         return torch.vmap(density)(t[:, 0], draws_z)
 
     modes = climb(each, center.to(draws_z.dtype).expand(len(draws_z), 1, -1), steps=CLIMB)
-    values, vectors = torch.linalg.eigh(curvature(each, modes)[1][:, 0])
+    return modes[:, 0], covariance_by(each, modes)
+
+
+def covariance_by(density: LogDensity, modes: Tensor) -> Tensor:
+    """Return covariances (C, D, D) by the curvature of a log density at its modes (C, 1, D)."""
+    values, vectors = torch.linalg.eigh(curvature(density, modes)[1][:, 0])
     values = values.nan_to_num(nan=LEAST).clamp(min=LEAST)
-    return modes[:, 0], (vectors / values[:, None]) @ vectors.mT
+    return (vectors / values[:, None]) @ vectors.mT
 
 
 def _proposal_of(

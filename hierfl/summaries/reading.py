@@ -10,7 +10,6 @@ an expectation is a one-dimensional Gauss-Hermite sum per row; over s, a sum ove
 Gauss-Hermite or quasi-random. Without a linear predictor s is all of v.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import groupby
@@ -167,7 +166,7 @@ def read_likelihood(program: Program) -> Reading:
     return Reading(program, shared, block.start, effects, is_scaled)
 
 
-def is_curved(reading: Reading, linear: Sequence[int] | Tensor) -> bool:
+def is_curved(reading: Reading, linear: Tensor) -> bool:
     """Return whether the log likelihood curves, at random points, in each number that it slopes in.
 
     Those at the `linear` places enter by predictors alone, and may have kinks.
@@ -179,7 +178,7 @@ def is_curved(reading: Reading, linear: Sequence[int] | Tensor) -> bool:
             for _ in range(2):
                 v = start_of(reading) + away * torch.randn(reading.size, generator=g)
                 flat &= _flat_in(reading, v, batch, away)
-    flat[torch.as_tensor(linear, dtype=torch.long)] = False
+    flat[linear] = False
     return not bool(flat.any())
 
 
