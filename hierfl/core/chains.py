@@ -39,7 +39,9 @@ TAIL = 1.645  # normal score of the 95% point
 JUMPS, FREEDOM, WIDER = 2, 5.0, 1.5  # iterations from jump to jump; the t, in whitened coordinates
 MOST_JUMPING = 12  # leading coordinates: of more no jump is accepted
 JUDGED = 1024  # states whose numbers are computed together
-SHRINK = 10  # states that a whitening matrix is shrunk by, as Stan's
+# states that a whitening matrix is shrunk by, as Stan's, and for each scalar of a matrix: of few states,
+# some direction looks far narrower than it is
+SHRINK, BY_SCALAR = 10, 2
 
 
 class Whitening(NamedTuple):
@@ -317,9 +319,10 @@ def _alive(share: Tensor, g: torch.Generator) -> Tensor:
 
 def _renewed(states: Tensor, before: Whitening) -> Whitening:
     """Return the whitening by moments of states (n, K): beyond the leading coordinates, variances."""
-    loc, count = states.mean(0), len(states)
-    leading, other = (states - loc).tensor_split([len(before.tril)], 1)
-    covariance = leading.mT @ leading + SHRINK * (before.tril @ before.tril.mT)
+    loc, count, size = states.mean(0), len(states), len(before.tril)
+    leading, other = (states - loc).tensor_split([size], 1)
+    shrink = SHRINK + BY_SCALAR * size
+    covariance = leading.mT @ leading + shrink * (before.tril @ before.tril.mT)
     variance = other.square().sum(0) + SHRINK * before.scale.square()
-    tril, info = torch.linalg.cholesky_ex(covariance / (count + SHRINK))
+    tril, info = torch.linalg.cholesky_ex(covariance / (count + shrink))
     return before if bool(info) else Whitening(loc, tril, (variance / (count + SHRINK)).sqrt())

@@ -15,6 +15,9 @@ LOOKS |= {"nonzero", "unique", "equal", "allclose", "is_nonzero"}
 IDLE_AT_1 = frozenset("mul __mul__ __rmul__ div __truediv__".split())
 IDLE_AT_0 = frozenset("add __add__ __radd__ sub __sub__".split())
 SHAPES = frozenset("expand view reshape contiguous clone".split())
+# what copies entries of its first argument
+MOVES = frozenset("__getitem__ split reshape view flatten squeeze unsqueeze expand".split())
+MOVES |= {"to", "movedim", "permute", "cat", "concat", "stack"}
 # what changes its first argument, as do functions named by a last "_"
 CHANGES = frozenset("__setitem__ __iand__ __ior__ __ixor__ __ilshift__ __irshift__".split())
 
@@ -49,6 +52,8 @@ class _Recorder(TorchFunctionMode):
         self.operations: list[Operation] = []
         self.known: dict[Any, Operation] = {}
         self.count = len(self.kept)
+        # of values of which some entries are constant: which depend on the inputs
+        self.depends: dict[int, Tensor] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -78,7 +83,8 @@ class _Recorder(TorchFunctionMode):
             return result
         key = (func, repr(spec), *map(_key, leaves))
         if key not in self.known:
-            numbers = [self._new(v) if isinstance(v, Tensor) else None for v in results]
+            masks = self._masks(func, args, kwargs) if name in MOVES else [None] * len(results)
+            numbers = [self._new(*of) for of in zip(results, masks, strict=True)]
             self.known[key] = Operation(func, leaves, spec, numbers)
             self.operations.append(self.known[key])
         for v, number in zip(results, self.known[key].found, strict=True):
@@ -108,21 +114,39 @@ class _Recorder(TorchFunctionMode):
     def _check_unread(self, changed: Tensor) -> None:
         """Refuse a change of a tensor that does not depend on the inputs, and was read beside them."""
         at = changed.untyped_storage().data_ptr()
-        for operation in self.operations:
-            for v in operation.leaves:
-                if isinstance(v, Tensor) and v.untyped_storage().data_ptr() == at:
-                    raise NoGraph("changes what an operation has read")
+        values = [v for v in self.kept if isinstance(v, Tensor) and id(v) in self.numbers]
+        read = [v for of in self.operations for v in of.leaves if isinstance(v, Tensor)]
+        if any(v.untyped_storage().data_ptr() == at for v in values + read):
+            raise NoGraph("changes what an operation has read")
 
-    def _new(self, tensor: Tensor) -> int:
+    def _masks(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Tensor | None]:
+        """Return which entries of what a function moves depend on the inputs; None: all."""
+        moved = args[0] if isinstance(args[0], tuple | list) else args[:1]
+        numbers = [self.numbers.get(id(v)) for v in moved]
+        masks = [
+            v.new_full(v.shape, n is not None) if n not in self.depends else self.depends[n].to(v)
+            for v, n in zip(moved, numbers, strict=True)
+        ]
+        first = masks if moved is args[0] else masks[0]
+        return [v.bool() for v in tree_leaves(func(first, *args[1:], **kwargs))]
+
+    def _new(self, tensor: Any, depends: Tensor | None) -> int | None:
+        """Return the number of what an operation returns; None: it is constant, or no tensor."""
+        if not isinstance(tensor, Tensor) or (depends is not None and not bool(depends.any())):
+            return None
         if id(tensor) not in self.numbers:  # else an operation returned its argument itself
             self.numbers[id(tensor)] = self.count
+            if depends is not None and not bool(depends.all()):
+                self.depends[self.count] = depends
             self.count += 1
         return self.numbers[id(tensor)]
 
     def _name(self, tensor: Any, number: int | None) -> None:
+        self.kept.append(tensor)
         if number is not None:
             self.numbers[id(tensor)] = number
-            self.kept.append(tensor)
 
 
 class Recording(NamedTuple):

@@ -5,6 +5,7 @@ Units (`hierfl.summaries.units`) are independent: the derivatives of their sum a
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -265,22 +266,27 @@ class PackedRows:
     # ------------------------------------------------------------------------------ values
     def values(self, at: Tensor) -> Tensor:
         """Return log p(y | v), (C, T), at v (C, T, V)."""
-        rest = at[..., self.line.rest]
-        # what depends on s alone is computed once if s is shared
-        same = self.clients == 1 or not rest.shape[-1] or bool((rest == rest[:1]).all())
-        return self.values_of(at[..., self.line.inside], rest[0] if same else rest)
+        w, u = at.tensor_split([self._own], -1)
+        # what depends on u alone is computed once if u is shared
+        same = self.clients == 1 or bool((u == u[:1]).all())
+        return self.values_of(w, u[0] if same else u)
 
-    def values_of(self, line: Tensor, rest: Tensor) -> Tensor:
-        """Return log p(y | v), (C, T), at l (C, T, L) and s (C, T, S), or (T, S) of all clients."""
+    def values_of(self, w: Tensor, u: Tensor) -> Tensor:
+        """Return log p(y | v), (C, T), at w (C, T, W) and u (C, T, U), or (T, U) of all clients."""
         count = self.draws_at_once()
-        parts = zip(line.split(count, 1), rest.split(count, -2), strict=True)
+        parts = zip(w.split(count, 1), u.split(count, -2), strict=True)
         return torch.cat([self._values(*of) for of in parts], 1)
+
+    @property
+    def _own(self) -> int:
+        return self.score.reading.own_size
 
     def draws_at_once(self, points: int = 1) -> int:
         """Return how many draws of so many points are carried at once."""
         return max(1, AT_ONCE // (len(self.client) * self._width * points))
 
-    def _values(self, line: Tensor, rest: Tensor) -> Tensor:
+    def _values(self, w: Tensor, u: Tensor) -> Tensor:
+        rest = self._picked(w, u, self.line.rest)
         same, points = rest.dim() == 2, 0 if rest.shape[-1] else None
         rest = rest if same else rest[self.client]
         rest = rest if points == 0 else rest[0]  # what depends on a row alone is computed once
@@ -290,20 +296,44 @@ class PackedRows:
             return one(eta, rest)
 
         dims = (0, None if same else 0, *[0] * len(self.tensors))
-        eta = self._predictors(line)
+        eta = self._predictors(w, u)
         return self.by_client(self.over_units(of_unit, eta, rest, *self.tensors, in_dims=dims))
 
-    def _predictors(self, line: Tensor) -> Tensor:
-        """Return the predictors from l = 0, (n, T, p), at l (C, T, L)."""
-        x, count = self.design, line.shape[1]
-        if len(x) < MANY * self.clients or line.requires_grad:
-            return product(line[self.client], x.mT)
-        eta = x.new_empty(len(x) * x.shape[1], count)
-        ends = [0, *(self._ends() * x.shape[1]).tolist()]
+    def _picked(self, w: Tensor, u: Tensor, at: Tensor) -> Tensor:
+        """Return entries `at` of v (C, T, V); (T, ...) where all are of a u (T, U)."""
+        if u.dim() == 2 and bool((at >= self._own).all()):
+            return u[:, at - self._own]
+        if bool((at < self._own).all()):
+            return w[..., at]
+        return torch.cat([w, u.expand(len(w), -1, -1)], -1)[..., at]
+
+    @cached_property
+    def _columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Which entries of l are of w, (Lw,), and of u, (Lu,), and the design (n, p, ...) of each."""
+        inside = self.line.inside
+        of_w = inside < self._own
+        return inside[of_w], inside[~of_w], self.design[..., of_w], self.design[..., ~of_w]
+
+    def _predictors(self, w: Tensor, u: Tensor) -> Tensor:
+        """Return the predictors from l = 0, (n, T, p), at w (C, T, W) and u (C, T, U), or (T, U)."""
+        count, p = w.shape[1], self.design.shape[1]
+        if u.dim() == 2:  # what is of u is one product for all clients
+            own, shared, x, of_u = self._columns
+            eta = of_u.flatten(0, 1) @ u[:, shared - self._own].mT if len(shared) else None
+            line = w[..., own]
+        else:
+            line, x, eta = self._picked(w, u, self.line.inside), self.design, None
+        if eta is not None and not line.shape[-1]:
+            return eta.view(-1, p, count).mT
         flat = x.flatten(0, 1)
+        if len(x) < MANY * self.clients or w.requires_grad or u.requires_grad:
+            of_w = product(line[self.client], x.mT)
+            return of_w if eta is None else of_w + eta.view(-1, p, count).mT
+        eta = x.new_zeros(len(flat), count) if eta is None else eta
+        ends = [0, *(self._ends() * p).tolist()]
         for k, (first, last) in enumerate(pairwise(ends)):
-            torch.mm(flat[first:last], line[k].mT, out=eta[first:last])
-        return eta.view(len(x), x.shape[1], count).mT
+            eta[first:last].addmm_(flat[first:last], line[k].mT)
+        return eta.view(-1, p, count).mT
 
 
 def gradients(

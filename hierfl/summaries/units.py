@@ -192,7 +192,8 @@ class UnitScore:
         size = len(self.line.inside)
         if not size:
             return self.reading.log_likelihood(rest, batch)
-        terms = self.line.terms(rest.new_zeros(size), rest, batch)
+        # constant: what rows compute of it alone is no part of a graph
+        terms = self.line.terms(torch.zeros(size, dtype=rest.dtype), rest, batch)
         return scores(terms, predictors(terms) + shift).sum()
 
     def predictors(self, line: Tensor, batch: ClientBatch) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions.utils import vec_to_tril_matrix
 
-from hierfl.core.graphs import graph_of
+from hierfl.core.graphs import graph_of, recorded
 from hierfl.laplace.links import softplus
 
 
@@ -139,3 +139,29 @@ OTHERS += [is_seen_detached, changes_detached, counts]
 @pytest.mark.parametrize("function", [branches, forgets, converts, *OTHERS])
 def test_control_flow_on_values_has_no_graph(function: Callable[[Tensor], Tensor]) -> None:
     assert graph_of(function, torch.ones(3)) is None
+
+
+def test_entries_that_are_only_moved_stay_constant() -> None:
+    def padded(x: Tensor) -> Tensor:
+        whole = torch.cat([torch.zeros(2), x])[torch.tensor([2, 0, 1, 3])]
+        first, none, last = whole.split([1, 2, 1])
+        return first.sum() + (none.reshape(2, 1) + 2.0).exp().sum() * last.sum()
+
+    graph = graph_of(padded, torch.ones(2))
+    assert graph is not None
+    x = torch.randn(5, 2)
+    torch.testing.assert_close(torch.vmap(graph)(x), torch.stack([padded(v) for v in x]))
+    seen = recorded(padded, torch.ones(2))
+    assert seen is not None
+    names = [of.function.__name__ for of in seen.until(seen.end)]
+    assert "exp" not in names
+    assert "split" in names
+
+
+def test_a_constant_view_that_is_changed_has_no_graph() -> None:
+    def changed(x: Tensor) -> Tensor:
+        whole = torch.cat([torch.zeros(2), x])
+        whole[:2].add_(1.0)
+        return whole.sum()
+
+    assert graph_of(changed, torch.ones(2)) is None

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from hierfl.core.chains import Whitening, thinned, whitening_of
 from hierfl.core.gaussians import Factor
-from hierfl.methods.stages.centering import Centering, centering_of
+from hierfl.methods.stages.centering import Centering, Point
 from hierfl.methods.stages.joint import Joint, Standard, standard_of
-from hierfl.methods.stages.mixing_chains import DENSE
 from hierfl.methods.stages.modes import Slopes, climbed, normal_about
 from hierfl.optimizers import Adam
 from hierfl.summaries.factor import factor_of, q_of
@@ -48,6 +47,7 @@ WIDE = 3.0  # sds about the mode from which every second chain starts: R-hat the
 FARTHEST = 5.0  # sds of the belief that a client's factor may move its scalars
 FEW = 4  # draws of z by which clients locate their mixing variables, for each number of z
 RENEWING = 256  # draws of chains about which factors are
+SCALED = 300  # numbers, with those that they scale, of whose scales a mode is looked for
 NEAR = 0.1  # sd of scalars about their mode where they are standardized by no factor
 # nats below the highest density at which a point is usable: for each scalar, and in all
 NATS, MORE = 5.0, 10.0
@@ -270,7 +270,7 @@ class ChainStarts:
         are many.
         """
         size, outside = len(mode), self.joint.hierarchy.outside
-        if size > DENSE:
+        if size > SCALED:
             return None
         farthest = torch.full((size,), torch.inf)
         farthest[outside] = FARTHEST_MOVE
@@ -299,7 +299,8 @@ class ChainStarts:
         inside = torch.cat([hierarchy.inside, torch.arange(self.joint.shared, size)])
         prior = self.joint.precisions(at)[inside]
         slopes = self._slopes(standard, size)
-        return centering_of(slopes, at, sd, prior, inside, hierarchy.outside)
+        point = Point(slopes, at, sd, prior, inside, hierarchy.outside, self.joint.shared)
+        return point.centering()
 
     def _spread(self, whitening: Whitening, standard: Standard, at: Tensor) -> Tensor:
         """Return points z about a mode `at` where the density is finite, (S, K)."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from hierfl.core.gaussians import Quadratic, dot, times, times_factor
 from hierfl.core.process import replaced
@@ -62,9 +63,15 @@ def standard_of(
     return Standard(inside, cross, shift[:, :own], growth, line, uncentered())
 
 
+NONE = torch.zeros(0)
+STRUCTURE = tree_structure(
+    Standard(NONE, NONE, NONE, Growth(*[NONE] * 5), MixingLine(*[NONE] * 3), uncentered())
+)
+
+
 def flat(standard: Standard) -> tuple[Tensor, ...]:
     """Return the tensors of what scalars are standardized by."""
-    return (*standard[:3], *standard.growth, *standard.line, *standard.centering)
+    return tuple(tree_leaves(standard))
 
 
 class ScalarNodes(NamedTuple):
@@ -192,9 +199,7 @@ class Joint:
             return torch.vmap(function, chunk_size=chunk)(x[:, : self.shared], e)
 
     def _value(self, x: Tensor, *of_standard: Tensor) -> Tensor:
-        precision, cross, shift, *others = of_standard
-        growth, line = Growth(*others[:5]), MixingLine(*others[5:8])
-        standard = Standard(precision, cross, shift, growth, line, Centering(*others[8:]))
+        standard = tree_unflatten(of_standard, STRUCTURE)
         x, volume = self._natural(x, standard)
         if self.nodes is not None:
             return volume + self._summed(x, standard, self.nodes)
@@ -203,9 +208,8 @@ class Joint:
 
     def _of_rows(self, w: Tensor, z: Tensor) -> Tensor:
         """Return log likelihoods (S, N) at w (S, N, W) and z (S, K...)."""
-        w, u = w.movedim(0, 1), z[:, self.hierarchy.reading.shared]
-        line, rest = (_picked(w, u, at) for at in (self.rows.line.inside, self.rows.line.rest))
-        return self.rows.values_of(line.expand(len(w), *line.shape[-2:]), rest).mT
+        u = z[:, self.hierarchy.reading.shared]
+        return self.rows.values_of(w.movedim(0, 1), u).mT
 
     def _summed(self, z: Tensor, by: Standard, nodes: ScalarNodes) -> Tensor:
         """Return the log density of z (S, K), (S,)."""
@@ -323,13 +327,3 @@ class PlainJoint(Joint):
             moved, scale = effects.at(z)
             w = moved + e @ scale.mT
         return h.log_global(z, sites, without=()), over, w
-
-
-def _picked(w: Tensor, u: Tensor, at: Tensor) -> Tensor:
-    """Return entries `at` of (w (N, S, W), u (S, U)), (N, S, ...), or (S, ...) where none is of w."""
-    size = w.shape[-1]
-    if bool((at >= size).all()):
-        return u[:, at - size]
-    if bool((at < size).all()):
-        return w[..., at]
-    return torch.cat([w, u.expand(len(w), -1, -1)], -1)[..., at]
