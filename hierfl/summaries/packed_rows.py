@@ -300,7 +300,9 @@ class PackedRows:
         return self.by_client(self.over_units(of_unit, eta, rest, *self.tensors, in_dims=dims))
 
     def _picked(self, w: Tensor, u: Tensor, at: Tensor) -> Tensor:
-        """Return entries `at` of v (C, T, V); (T, ...) where all are of a u (T, U)."""
+        """Return entries `at` of v (C, T, V); (T, ...) where all are of a u (T, U), or none is."""
+        if not len(at):
+            return w[0, :, :0]
         if u.dim() == 2 and bool((at >= self._own).all()):
             return u[:, at - self._own]
         if bool((at < self._own).all()):
@@ -317,6 +319,8 @@ class PackedRows:
     def _predictors(self, w: Tensor, u: Tensor) -> Tensor:
         """Return the predictors from l = 0, (n, T, p), at w (C, T, W) and u (C, T, U), or (T, U)."""
         count, p = w.shape[1], self.design.shape[1]
+        if not p:
+            return self.design.new_zeros(len(self.client), count, 0)
         if u.dim() == 2:  # what is of u is one product for all clients
             own, shared, x, of_u = self._columns
             eta = of_u.flatten(0, 1) @ u[:, shared - self._own].mT if len(shared) else None

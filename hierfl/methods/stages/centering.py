@@ -147,7 +147,8 @@ class Point:
 
     def centering(self) -> Centering:
         """Return how numbers move about it."""
-        if not len(self.inside) or 4 * len(self.inside) * len(self.outside) > POINTS:
+        pairs = len(self.inside) * len(self.outside)
+        if not pairs or 4 * pairs > POINTS:
             return uncentered()
         here = curvature(self.slopes, self.at, torch.arange(len(self.at)))[self.inside]
         own = here[:, self.inside]
