@@ -13,6 +13,7 @@ from hierfl.diagnostics.checks_of_rounds import checks_of_rounds, clients_of_rou
 from hierfl.diagnostics.convergence import UNSEEN, Convergence
 from hierfl.diagnostics.entries import OF_CLIENTS, Entries, checks_of_draws
 from hierfl.diagnostics.local_draws import LocalDraws
+from hierfl.diagnostics.symmetries import NO_SYMMETRY, Symmetries
 from hierfl.engine.federation import step_sizes
 from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.sites import Family
@@ -30,8 +31,8 @@ OF_FACTORS = "from_factor"  # the guide of two_stage, which is not fitted
 class Evidence:
     """What the checks of a fit rest on (None: unknown); `points` have no spread, `k_hats` are by client.
 
-    Components of `orderless` sites can be exchanged, though draws put one above the other; `own` and
-    `entries` are of local draws of a method that weights its own.
+    `mirrored` are symmetries of which draws show one side; `own` and `entries` are of local draws of a
+    method that weights its own.
     """
 
     fit: Snapshot
@@ -41,7 +42,7 @@ class Evidence:
     not_finite: tuple[str, ...]
     information: pd.DataFrame | None
     k_hats: pd.Series | None
-    orderless: tuple[str, ...] = ()
+    mirrored: Symmetries = NO_SYMMETRY
     own: LocalDraws | None = None
     entries: Entries | None = None
 
@@ -112,20 +113,34 @@ def _posterior(evidence: Evidence) -> Iterator[Check]:
         else "Yes: no parameter of the model is a point estimate.",
         "fatal",
     )
-    if evidence.orderless:
+    yield from _symmetries(evidence.mirrored)
+    yield from _scales(evidence.fit, evidence.points)
+    if evidence.fit.program.row_sites is not None:
+        yield from _row_sites(evidence.fit, evidence.fit.program.row_sites)
+    yield from _guides_of_clients(evidence)
+
+
+def _symmetries(mirrored: Symmetries) -> Iterator[Check]:
+    """Warn of modes that draws do not show, as others are their mirror images."""
+    if mirrored.orders:
         yield Check(
             "Do the components have an order?",
             "warning",
-            f"The posterior stays the same when components of {listed(evidence.orderless)} are "
+            f"The posterior stays the same when components of {listed(mirrored.orders)} are "
             "exchanged, and these draws follow one order: they are right at most within it. Give "
             "the model an order, such as one mean and a positive difference (docs/recipes.md), or "
             "compare what does not depend on the order with NUTS, diagnostics.against_nuts(fit).",
             "doubt",
         )
-    yield from _scales(evidence.fit, evidence.points)
-    if evidence.fit.program.row_sites is not None:
-        yield from _row_sites(evidence.fit, evidence.fit.program.row_sites)
-    yield from _guides_of_clients(evidence)
+    if mirrored.signs:
+        yield Check(
+            "Do the signs have a meaning?",
+            "warning",
+            f"The posterior stays the same when the sign of {listed(mirrored.signs)} changes, and these "
+            "draws have one sign: they are right at most up to it. Give one site a positive prior, "
+            "such as HalfNormal, or use only what does not depend on the sign.",
+            "doubt",
+        )
 
 
 def _scales(fit: Snapshot, points: tuple[str, ...]) -> Iterator[Check]:

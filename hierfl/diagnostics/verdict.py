@@ -14,8 +14,8 @@ from hierfl.diagnostics.checks import CONVERGED, Evidence, checks_of_run
 from hierfl.diagnostics.checks_of_rounds import clients_of_rounds
 from hierfl.diagnostics.convergence import Convergence, convergence, judged_by_history
 from hierfl.diagnostics.entries import entries_of_clients
-from hierfl.diagnostics.exchangeable import exchangeable
 from hierfl.diagnostics.local_draws import local_draws
+from hierfl.diagnostics.symmetries import NO_SYMMETRY, symmetries
 from hierfl.posterior.corrected import own_k_hat
 from hierfl.posterior.draws import Draws, posterior_draws
 from hierfl.posterior.new_clients import expected_of_clients
@@ -111,8 +111,8 @@ def evidence_of(
     own = local_draws(fit, seed) if converged else None
     entries = entries_of_clients(fit, drawn) if converged and drawn and not bad else None
     k_hats = k_hats_of(fit, run, seed) if own is None else own.k_hats
-    orderless = exchangeable(fit, drawn) if drawn and not bad and not lacks_rows(fit) else ()
-    return Evidence(fit, run, points, spread, bad, rows_say, k_hats, orderless, own, entries)
+    mirrored = symmetries(fit, drawn) if drawn and not bad and not lacks_rows(fit) else NO_SYMMETRY
+    return Evidence(fit, run, points, spread, bad, rows_say, k_hats, mirrored, own, entries)
 
 
 def run_of(fit: Snapshot, seed: int) -> Convergence | str:

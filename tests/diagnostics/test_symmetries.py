@@ -12,7 +12,7 @@ from torch import Tensor
 import hierfl
 from hierfl import ClientBatch, ClientData
 from hierfl.diagnostics.checks import checks_of_fit
-from hierfl.diagnostics.exchangeable import exchangeable
+from hierfl.diagnostics.symmetries import Symmetries, symmetries
 from hierfl.diagnostics.verdict import evidence_of
 from hierfl.posterior.draws import Draws
 
@@ -73,15 +73,15 @@ def draws(model: Model, *, apart: float) -> Draws:
 
 @pytest.mark.parametrize("model", [of_a_vector, of_a_share])
 def test_components_without_an_order_are_named(model: Model) -> None:
-    found = exchangeable(fitted(model), draws(model, apart=4.0))
-    assert set(found) == {"mu", "share"}
+    found = symmetries(fitted(model), draws(model, apart=4.0))
+    assert set(found.orders) == {"mu", "share"} and not found.signs
 
 
 @pytest.mark.parametrize("model", [with_an_order, with_a_sum])
 def test_others_are_not(model: Model) -> None:
-    assert exchangeable(fitted(model), draws(model, apart=0.0)) == ()
+    assert symmetries(fitted(model), draws(model, apart=0.0)) == Symmetries()
     if model is with_an_order:
-        assert exchangeable(fitted(model), draws(model, apart=4.0)) == ()
+        assert symmetries(fitted(model), draws(model, apart=4.0)) == Symmetries()
 
 
 def test_the_verdict_says_so() -> None:
@@ -89,3 +89,40 @@ def test_the_verdict_says_so() -> None:
     found = evidence_of(fit, drawn, (), None, spread=True, bad=(), seed=0)
     (check,) = [c for c in checks_of_fit(found) if "order" in c.question]
     assert check.verdict == "warning" and "share" in check.answer and "mu" in check.answer
+
+
+def numbered(batch: ClientBatch) -> None:
+    """Two means that are sites of their own, and a share of which both are half."""
+    share = pyro.sample("share", dist.Beta(1.0, 1.0))
+    mu = [pyro.sample(f"mu_{k}", dist.Normal(0.0, 5.0)) for k in range(2)]
+    rows_of(batch, torch.stack([share, 1.0 - share], -1), torch.stack(mu, -1))
+
+
+def signed(batch: ClientBatch) -> None:
+    """A scale with a sign, beside a mean that has none to spare."""
+    mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+    scale = pyro.sample("scale", dist.Normal(0.0, 1.0))
+    with batch.clients():
+        away = pyro.sample("away", dist.Normal(0.0, 1.0))
+        with batch.data():
+            pyro.sample("y", dist.Normal(mu + scale * away, 1.0), obs=batch.y)
+
+
+def test_sites_that_trade_values_are_named() -> None:
+    g = torch.Generator().manual_seed(1)
+    of = {name: torch.randn(200, generator=g) for name in ("mu_0", "mu_1")}
+    share, away = 0.3 + 0.05 * torch.randn(200, generator=g), torch.randn(200, 3, generator=g)
+    drawn = Draws({"share": share, "mu_0": of["mu_0"], "mu_1": of["mu_1"] + 4.0}, {"away": away})
+    assert set(symmetries(fitted(numbered), drawn).orders) == {"mu_0", "mu_1", "share"}
+
+
+def test_signs_that_change_together_are_named() -> None:
+    g = torch.Generator().manual_seed(1)
+    mu, scale, away = (torch.randn(200, *shape, generator=g) for shape in ((), (), (3,)))
+    of_one_side = Draws({"mu": mu, "scale": 0.2 * scale - 1.0}, {"away": away})
+    assert symmetries(fitted(signed), of_one_side) == Symmetries(signs=("scale", "away"))
+    of_both = Draws({"mu": mu + 9.0, "scale": scale}, {"away": away})
+    assert symmetries(fitted(signed), of_both) == Symmetries()
+    found = evidence_of(fitted(signed), of_one_side, (), None, spread=True, bad=(), seed=0)
+    (check,) = [c for c in checks_of_fit(found) if "signs" in c.question]
+    assert check.verdict == "warning" and "away" in check.answer
