@@ -2,7 +2,8 @@
 
 Chains share a step size, a trajectory length and a whitening matrix, adapted during a warm-up.
 Where there may be several modes, each chain proposes every few iterations the leading coordinates from
-one wide Student t, whatever they are now: trajectories do not pass from mode to mode, and jumps do.
+one wide Student t or one about a known mode, whatever they are now: trajectories do not pass from mode
+to mode, and jumps do.
 
 Sources: Neal 2011, arXiv:1206.1901; dual averaging of the step size, Hoffman and Gelman 2014, JMLR
 15; adaptation across many chains, Hoffman, Radul and Sountsov 2021, AISTATS; rank-normalized R-hat,
@@ -12,7 +13,7 @@ Vehtari et al. 2021, Bayesian Analysis 16.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -132,13 +133,15 @@ def sampled(
     warmed: Callable[[float], None] = lambda leaps: None,
     on_trial: bool = False,
     were_held: bool = False,
+    modes: Sequence[Whitening] = (),
 ) -> Sampled:
     """Return S = `draws` of a density over all chains, which start at `start` (C, K).
 
     Mixing and errors are those of the numbers `judged` (C, J) of the states (C, K). Chains `before`
     go on as they were, with their draws. `warmed` is told how many gradients an iteration takes.
     Chains `on_trial` end early where after half of the warm-up a trajectory is long. Where some
-    `were_held`, some trajectories are of short steps, which the steepest places take.
+    `were_held`, some trajectories are of short steps, which the steepest places take. Jumps are also
+    about some `modes` of the leading coordinates.
     """
     jumps = jumps and 0 < len(whitening.tril) <= MOST_JUMPING
     g = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
@@ -151,7 +154,7 @@ def sampled(
         working(f"chains, iteration {i} of {total}")
         state, taken, accepted = _iterated(density, state, whitening, math.exp(step.log), g)
         if jumps and i % JUMPS == 0:
-            state = _jumped(density, state, whitening, g)
+            state = _jumped(density, state, whitening, modes, g)
         step.update(accepted)
         moves = moves + taken
         seen.append(whitening.at(state.at))
@@ -175,7 +178,7 @@ def sampled(
         is_short = were_held and i % OFTEN == 0
         state, taken, chance = _iterated(density, state, whitening, size, g, short=is_short)
         if jumps and i % JUMPS == 0:
-            state = _jumped(density, state, whitening, g)
+            state = _jumped(density, state, whitening, modes, g)
         moves, accepted = moves + taken, accepted + (0.0 if is_short else chance)
         steps.append(whitening.at(state.at))
     # a single chain that never moves hardly shows in R-hat
@@ -291,17 +294,30 @@ def _accepted(
     return _State(*chosen), taken.to(chance.dtype), float(chance.mean())
 
 
-def _jumped(density: Density, state: _State, whitening: Whitening, g: torch.Generator) -> _State:
-    """Propose the leading coordinates of every chain from a wide Student t."""
-    dense = len(whitening.tril)
-    count, now = len(state.at), state.at[:, :dense]
+def _jumped(
+    density: Density,
+    state: _State,
+    whitening: Whitening,
+    modes: Sequence[Whitening],
+    g: torch.Generator,
+) -> _State:
+    """Propose the leading coordinates of every chain from a mixture of wide Student t."""
+    dense, now = len(whitening.tril), whitening.at(state.at)
+    of = torch.stack([whitening.loc[:dense], *(mode.loc[:dense] for mode in modes)])
+    tril = WIDER * torch.stack([whitening.tril, *(mode.tril for mode in modes)])
+    count = len(now)
+    which = torch.randint(len(of), (count,), generator=g)
     normal = torch.randn(count, dense, generator=g, dtype=now.dtype)
     square = torch.randn(count, int(FREEDOM), generator=g, dtype=now.dtype).square().mean(1)
-    there = WIDER * normal / square.sqrt()[:, None]
-    jumped = _at(density, torch.cat([there, state.at[:, dense:]], 1), whitening)
+    away = (tril[which] @ normal[..., None])[..., 0] / square.sqrt()[:, None]
+    there = torch.cat([of[which] + away, now[:, dense:]], 1)
+    jumped = _evaluated(density, there, whitening)
 
-    def log_q(x: Tensor) -> Tensor:
-        return -0.5 * (FREEDOM + dense) * (x.square().sum(1) / (FREEDOM * WIDER**2)).log1p()
+    def log_q(z: Tensor) -> Tensor:
+        away = (z[:, None, :dense] - of)[..., None]
+        x = torch.linalg.solve_triangular(tril, away, upper=False)[..., 0]
+        power = -0.5 * (FREEDOM + dense) * (x.square().sum(2) / FREEDOM).log1p()
+        return (power - tril.diagonal(dim1=1, dim2=2).log().sum(1)).logsumexp(1)
 
     gain = jumped.value - state.value + log_q(now) - log_q(there)
     return _accepted(state, jumped, gain, g)[0]

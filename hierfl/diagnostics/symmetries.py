@@ -6,7 +6,7 @@ as good as any. Changes are tried at one draw: densities that stay equal to roun
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import chain, combinations, islice
 from typing import NamedTuple
 
 import torch
@@ -149,18 +149,16 @@ def _exchanges(sites: Sequence[LatentSite]) -> Iterator[tuple[Change, ...]]:
         for count in set(shape) - {1}:
             if shape.count(count) == 1 and "." not in site.name:  # no network's weights
                 dims.setdefault(count, {})[site.name] = shape.index(count) - len(shape)
-    of_shares = [Swap(name, 0, 0, 1) for name in shares]
-    every: list[Change]
+    of_shares: list[Change] = [Swap(name, 0, 0, 1) for name in shares]
     for count, places in dims.items():
         for i in dict.fromkeys((0, count - 2)):
-            every = [Swap(name, dim, i, i + 1) for name, dim in places.items()]
-            yield from _subsets([*every, *of_shares] if count == 2 else every)
-    alike: dict[tuple[object, ...], list[str]] = {}  # sites that a loop or a hand has numbered
+            swaps: list[Change] = [Swap(name, dim, i, i + 1) for name, dim in places.items()]
+            yield from _subsets([*swaps, *of_shares] if count == 2 else swaps)
+    numbered: dict[tuple[object, ...], list[str]] = {}  # by a loop, or by hand
     for site in sites:
-        shape = *site.batch_shape, *site.event_shape
-        kind = site.name.translate(DIGITS), shape, repr(site.support)
-        alike.setdefault(kind, []).append(site.name)
-    trades = [Trade(*names[:2]) for names in alike.values() if len(names) > 1]
+        kind = site.name.translate(DIGITS), site.batch_shape, site.event_shape, repr(site.support)
+        numbered.setdefault(kind, []).append(site.name)
+    trades: list[Change] = [Trade(*names[:2]) for names in numbered.values() if len(names) > 1]
     if trades:
         yield from _subsets([*trades, *of_shares])
 
@@ -177,5 +175,5 @@ def _mirrors(sites: Sequence[LatentSite]) -> list[tuple[Change, ...]]:
         for site in sites
         if of_scalars(site.support) is constraints.real and "." not in site.name
     ]
-    sets = (some for count in range(1, MOST + 1) for some in combinations(real, count))
-    return [some for some, _ in zip(sets, range(TRIED), strict=False)]
+    counts = range(1, min(MOST, len(real)) + 1)
+    return list(islice(chain.from_iterable(combinations(real, n) for n in counts), TRIED))

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from hierfl.core.chains import MOST_JUMPING
 from hierfl.core.draw_quality import quality_of
 from hierfl.core.importance_sampling import K_HAT, rests_on_few
 from hierfl.core.process import Watch, watched
@@ -215,6 +216,8 @@ class Fallback:
         k_hat = max(k_hats_of_rounds(where.history))
         if may_hide_modes(self.federation.program, where.server, where.history):
             why = f"{MISSED} (k-hat {k_hat:.2f})"
+        elif self._may_have_modes and self.chains.has_modes(where.server):
+            why = "the density has several modes"
         elif self._tails_rest_on_few(where.server):
             why = f"the tails rest on few draws (k-hat {k_hat:.2f})"
         return None if why is None or self.chains.seconds > LOOKING else why
@@ -230,6 +233,14 @@ class Fallback:
         labels = [data.fields[name] for name in program.labels.values() if name in data.fields]
         observed = data.counts * sum(of[0].numel() for of in labels)
         return bool(0 < observed.median() <= size)
+
+    @property
+    def _may_have_modes(self) -> bool:
+        """Whether rows read more of the global scalars than a scale by no linear predictor, and chains would pass."""
+        hierarchy, score, _ = seen_in(self.federation.program)
+        beside = int((score.line.rest >= hierarchy.reading.own_size).sum())
+        few = len(hierarchy.reading.origin) <= MOST_JUMPING
+        return few and beside > 1 and self.chains.seconds <= LOOKING
 
     @property
     def _reads_rows_often(self) -> bool:

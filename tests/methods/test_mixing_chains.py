@@ -1,5 +1,6 @@
 """Chains in the program's own coordinates, and draws that later iterations are added to."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from hierfl.core.gaussians import LOG_2_PI
 from hierfl.core.process import OutOfTime, Watch, double_precision, watched
 from hierfl.data.batch import in_double
 from hierfl.engine.federation import federate
-from hierfl.methods.stages.centering import Centering
+from hierfl.methods.stages.centering import Centering, Together
 from hierfl.methods.stages.joint import Joint, PlainJoint, Standard, flat, standard_of
 from hierfl.methods.stages.mixing_chains import (
     ChainCoordinates,
@@ -79,7 +80,8 @@ def intercepts(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(mean, 1.0), obs=batch.y)
 
 
-def test_what_standardizes_changes_the_density_by_its_volume_alone() -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_what_standardizes_changes_the_density_by_its_volume_alone(together: bool) -> None:
     g, names = torch.Generator().manual_seed(0), ["a", "b", "c"]
     data = ClientData.from_arrays(
         np.repeat(np.arange(3), 4), names=names, y=torch.randn(12, generator=g)
@@ -99,9 +101,22 @@ def test_what_standardizes_changes_the_density_by_its_volume_alone() -> None:
         about = torch.randn(size - 2, generator=g, dtype=torch.float64).expand(3, -1)
         curved = Growth(shift[:, :2], -shift[:, :2], drifts, rates, about)
         plainly = standard_of(half @ half.mT, shift, line, own=2, growth=curved)
-        growth, drift = torch.zeros(2, 3, 3, dtype=torch.float64)
-        growth[0, 2], drift[0, 2], ones = 0.7, -0.4, torch.ones(3, dtype=torch.float64)
-        centering = Centering(0.3 * ones, 0.6 * ones, growth, ones, drift, 2.0 * ones)
+        growth, bend, drift = torch.zeros(3, 3, 3, dtype=torch.float64)
+        growth[:2, 2] = torch.tensor([0.7, -0.3])
+        bend[0, 2], drift[0, 2], ones = -0.4, -0.4, torch.ones(3, dtype=torch.float64)
+        places = torch.arange(2) if together else torch.arange(0)
+        matrix = torch.tensor([[2.0, 0.8], [0.8, 1.0]], dtype=torch.float64)[places][:, places]
+        some = ones[places]
+        centering = Centering(
+            0.3 * ones,
+            0.0 * ones if together else 0.6 * ones,
+            growth,
+            bend,
+            0.0 * ones if together else ones,
+            drift,
+            2.0 * ones,
+            Together(places, 0.3 * some, 0.5 * some, matrix, 0.7 * some),
+        )
         standard = plainly._replace(centering=centering)
         values = joint.at(x, standard)[0]
 
@@ -292,3 +307,75 @@ def test_chains_do_not_start_where_a_scale_is_0_and_its_sites_are_equal() -> Non
         start = chains._starts.heaviest(z)
         log_tau = chains.joint.z_of(start.points, start.standard)[:, 0]
     assert -1.0 < float(log_tau.median()) < 2.0
+
+
+def signs(batch: ClientBatch) -> None:
+    """A number of which rows see the square, beside levels of clients."""
+    rows_of_square(batch, pyro.sample("root", dist.Normal(0.0, 2.0)))
+
+
+def no_sign(batch: ClientBatch) -> None:
+    rows_of_square(batch, pyro.sample("root", dist.HalfNormal(2.0)))
+
+
+def rows_of_square(batch: ClientBatch, root: Tensor) -> None:
+    noise = pyro.sample("noise", dist.HalfNormal(1.0))
+    with batch.clients():
+        level = pyro.sample("level", dist.Normal(0.0, 0.5))
+        with batch.data():
+            pyro.sample("y", dist.StudentT(4.0, root**2 + level, noise), obs=batch.y)
+
+
+def of_squares() -> ClientData:
+    rng, client = np.random.default_rng(0), np.repeat(np.arange(6), 10)
+    y = 2.0 + 0.5 * rng.normal(size=6)[client] + 0.5 * rng.normal(size=60)
+    return ClientData.from_arrays(client, names=list("abcdef"), y=torch.tensor(y))
+
+
+@pytest.mark.parametrize(("model", "several"), [(signs, True), (no_sign, False)])
+def test_other_modes_of_as_much_mass_are_seen(
+    model: Callable[[ClientBatch], None], several: bool
+) -> None:
+    federation = federate(hierfl.methods.two_stage(model), of_squares(), seed=0)
+    assert Fallback(federation, None).chains.has_modes(federation.server.state) is several
+
+
+def test_chains_visit_both_modes() -> None:
+    fit = hierfl.fit(signs, of_squares(), seed=0, progress=False)
+    root = fit.get_samples(draws=2000)["root"]
+    assert abs(float(root.mean())) < 0.25
+    assert 1.2 < float(root.std()) < 1.6
+    assert fit.summary().trustworthy
+
+
+def test_jumps_about_modes_leave_the_density() -> None:
+    """Two narrow modes of unequal mass and width, which trajectories do not pass between."""
+    loc = torch.tensor([-20.0, 30.0], dtype=torch.float64)
+    sd = torch.tensor([1.0, 0.2], dtype=torch.float64)
+    share = torch.tensor([0.7, 0.3], dtype=torch.float64)
+
+    def density(x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            each = share.log() - sd.log() - 0.5 * ((x - loc) / sd).square()
+            value = each.logsumexp(1)
+        return value.detach(), torch.autograd.grad(value.sum(), x)[0]
+
+    one, none = torch.ones(1, 1, dtype=torch.float64), torch.ones(0, dtype=torch.float64)
+    modes = [Whitening(m[None], s * one, none) for m, s in zip(loc, sd, strict=True)]
+    start = loc[torch.arange(32) % 2, None]
+    drawn = sampled(
+        density,
+        start,
+        Whitening(loc.mean()[None], 20.0 * one, none),
+        draws=16_000,
+        warmup=60,
+        least=500,
+        seed=0,
+        jumps=True,
+        modes=modes,
+    )
+    assert drawn.r_hat < 1.05
+    low = drawn.draws[drawn.draws[:, 0] < 0.0, 0]
+    assert abs(len(low) / len(drawn.draws) - 0.7) < 0.04
+    assert abs(float(low.std()) - 1.0) < 0.1

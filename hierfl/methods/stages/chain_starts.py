@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.chains import Whitening, thinned, whitening_of
+from hierfl.core.chains import MOST_JUMPING, Whitening, thinned, whitening_of
 from hierfl.core.gaussians import Factor
 from hierfl.methods.stages.centering import Centering, Point
 from hierfl.methods.stages.joint import Joint, Standard, standard_of
@@ -33,8 +33,10 @@ from hierfl.summaries.surrogate import any_client, prior_draws
 MOVES, FARTHEST_MOVE, SHORTER = 8, 0.5, 0.7
 TRIES = 20  # points for each chain, of which it starts at a usable one
 # points of each kind for each chain, from the likeliest of which modes are looked for; first steps
-# there, and their length; modes that are compared
-POINTS, ASCENT, LENGTH, MODES = 5, 40, 0.1, 3
+# there, and their length; modes that are compared, and how far points are apart that lead there
+POINTS, ASCENT, LENGTH, MODES, DISTANT = 5, 40, 0.1, 3, 0.5
+# sds that modes are apart at least, and nats of their mass that the others may have less
+FAR, LESS = 4.0, 3.0
 NOWHERE_FINITE = (
     "the joint log density is not finite at any draw of the priors, nor near 0: check the scales of "
     "the priors and what the model computes from their draws"
@@ -53,12 +55,21 @@ NEAR = 0.1  # sd of scalars about their mode where they are standardized by no f
 NATS, MORE = 5.0, 10.0
 
 
+class Mode(NamedTuple):
+    """A mode of the density by factors that are 0, and the mass about it."""
+
+    at: Tensor  # (K + N E,)
+    of_z: Whitening  # by the curvature there
+    mass: float  # its log
+
+
 class ChainStart(NamedTuple):
     """Where chains start, and the coordinates they run in."""
 
     standard: Standard
     points: Tensor  # (C, K + N E)
     whitening: Whitening
+    modes: tuple[Whitening, ...] = ()  # of z, in these coordinates, about which chains start
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,18 +81,46 @@ class ChainStarts:
     seed: int
 
     def heaviest(self, draws_z: Tensor) -> ChainStart:
-        """Return the start with the most mass about it; modes are looked for from draws of z (S, K)."""
-        alone = self.alone(draws_z)
-        start, mode = self._about_mode(alone, draws_z)
-        other = self._about_scales(alone, mode)
-        return start if other is None else max(start, other, key=self._mass_about)
+        """Return the start with the most mass about it; modes are looked for from draws of z (S, K).
 
-    def _about_mode(self, alone: Standard, draws_z: Tensor) -> tuple[ChainStart, Tensor]:
-        """Return a start about the mode, which is looked for from draws of z (S, K), and that mode."""
+        Chains start in equal numbers about modes far apart of nearly as much mass.
+        """
+        alone = self.alone(draws_z)
+        modes = self.modes(alone, draws_z)
+        start, mode = self._about_mode(alone, draws_z, modes[0])
+        other = self._about_scales(alone, mode)
+        start = start if other is None else max(start, other, key=self._mass_about)
+        shared, back = self.joint.shared, start.standard.centering.back
+        if len(modes) == 1 or len(start.whitening.tril) != shared or shared > MOST_JUMPING:
+            return start  # chains would not pass from mode to mode
+        points, own = start.points.clone(), self._normal(self.joint.size - shared)
+        for k, of in enumerate(modes[1:], 1):
+            z = self._spread(of.of_z, alone, of.at)[: self.joint.count]
+            points[k :: len(modes)] = back(torch.cat([z, own], 1))[k :: len(modes)]
+        of_z = [of.of_z._replace(loc=back(of.at[None, :shared])[0]) for of in modes]
+        return start._replace(points=points, modes=tuple(of_z))
+
+    def modes(self, alone: Standard, draws_z: Tensor) -> list[Mode]:
+        """Return the mode of most mass, and those far from it of nearly as much, that climbs reach."""
+        found = [self._mode_at(alone, self._mode(alone, x)) for x in self._ascended(alone, draws_z)]
+        first, *others = sorted(found, key=lambda of: -of.mass)
+        modes = [first]
+        for of in others:
+            is_far = all(min(_sds(of, one), _sds(one, of)) > FAR for one in modes)
+            if is_far and of.mass > first.mass - LESS:
+                modes.append(of)
+        return modes
+
+    def _about_mode(
+        self, alone: Standard, draws_z: Tensor, first: Mode
+    ) -> tuple[ChainStart, Tensor]:
+        """Return a start about a mode, or about one with clients' scalars apart, and that mode."""
         shared = self.joint.shared
-        reached = [
-            self._reached(alone, draws_z, apart) for apart in (0.0, APART)[: 1 + self.joint.has_own]
-        ]
+        modes = [first]
+        if self.joint.has_own:
+            highest = self._ascended(alone, draws_z, APART)[0]
+            modes.append(self._mode_at(alone, self._mode(alone, highest, APART)))
+        reached = [self._reached(alone, of) for of in modes]
         (mode, of_z, near), standard, _ = max(reached, key=lambda of: of[-1])
         by_none = alone, mode, of_z, near
         # again, by factors about the mode by factors
@@ -123,15 +162,14 @@ class ChainStarts:
         return bool(after.median() >= before.median() - NATS * self.joint.size - MORE)
 
     def _reached(
-        self, alone: Standard, draws_z: Tensor, apart: float
+        self, alone: Standard, of: Mode
     ) -> tuple[tuple[Tensor, Whitening, Tensor], Standard, float]:
-        """Return the heaviest mode with points about it, factors there, and what density these points then have."""
-        mode, of_z = self._heaviest(alone, draws_z, apart)
-        near = self._spread(of_z, alone, mode)
+        """Return a mode with points about it, factors there, and what density these points then have."""
+        near = self._spread(of.of_z, alone, of.at)
         standard, x = self._about(self.joint.z_of(near, alone)), near[: self.joint.count]
         points = torch.cat([x, self._normal(self.joint.size - self.joint.shared)], 1)
         typical = self.joint.at(points, standard)[0].nan_to_num(nan=-torch.inf).median()
-        return (mode, of_z, near), standard, float(typical)
+        return (of.at, of.of_z, near), standard, float(typical)
 
     def alone(self, z: Tensor) -> Standard:
         """Return scales by the prior alone, about draws of z (S, K)."""
@@ -176,7 +214,7 @@ class ChainStarts:
         return torch.randn(count * self.joint.count, size, generator=g)
 
     def _ascended(self, standard: Standard, draws_z: Tensor, apart: float = 0.0) -> Tensor:
-        """Return the highest points (MODES, K + N E) that short climbs from many places reach."""
+        """Return the highest points (at most MODES, K + N E), apart, that short climbs from many places reach."""
         hierarchy, shared, count = self.joint.hierarchy, self.joint.shared, self.joint.count
         # of vague priors all draws may be impossible
         near = hierarchy.reading.origin.double() + AWAY * self._normal(shared, POINTS)
@@ -199,21 +237,17 @@ class ChainStarts:
             at = at + move
         value = self._narrowed(at, standard, apart)[0]
         value = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
-        return at[value.topk(MODES).indices]
+        chosen = list[Tensor]()
+        for x in at[value.argsort(descending=True)]:  # of one mode many would reach the same
+            if all(bool((x - other).norm() > DISTANT) for other in chosen[:MODES]):
+                chosen.append(x)
+        return torch.stack(chosen[:MODES])
 
-    def _heaviest(
-        self, standard: Standard, draws_z: Tensor, apart: float
-    ) -> tuple[Tensor, Whitening]:
-        """Return the mode (K + N E,) with the most mass, and the Normal of z by the curvature there."""
-        highest = self._ascended(standard, draws_z, apart)[: 1 if apart else MODES]
-        modes = [self._mode(standard, x, apart) for x in highest]
-        about = [(x, self._whitening(standard, x[: self.joint.shared])) for x in modes]
-        return max(about, key=lambda of: self._mass(standard, *of))
-
-    def _mass(self, standard: Standard, mode: Tensor, of_z: Whitening) -> float:
-        """Return the log mass about a mode, by its curvature in z: the higher one may be narrow."""
-        value = self._narrowed(mode[None], standard)[0] + of_z.tril.diagonal().log().sum()
-        return float(value.nan_to_num(nan=-torch.inf, posinf=-torch.inf))
+    def _mode_at(self, standard: Standard, at: Tensor) -> Mode:
+        """Return a mode with the log mass about it, by its curvature in z: the higher one may be narrow."""
+        of_z = self._whitening(standard, at[: self.joint.shared])
+        value = self._narrowed(at[None], standard)[0] + of_z.tril.diagonal().log().sum()
+        return Mode(at, of_z, float(value.nan_to_num(nan=-torch.inf, posinf=-torch.inf)))
 
     def _fault(self, z: Tensor) -> str:
         """Say which term is not finite at z (K,): a prior, or the likelihood of a client's rows."""
@@ -313,3 +347,9 @@ class ChainStarts:
         usable[0] |= not bool(usable.any())
         z = z[usable]
         return z[torch.arange(max(count, len(z))) % len(z)]
+
+
+def _sds(of: Mode, other: Mode) -> float:
+    """Return how many sds of another mode one is from it."""
+    away = (of.at - other.at)[: len(other.of_z.tril), None]
+    return float(torch.linalg.solve_triangular(other.of_z.tril, away, upper=False).norm())

@@ -175,18 +175,33 @@ class Chains:
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
             start = self._with_enough_nodes(state.scouts)
             first = ChainCoordinates(self.joint, start.standard, self.seed, count, said)
+            first.modes = start.modes
             others = (self._plain, self._renewed)
             where, drawn = until_mixed(first, others, start.points, start.whitening)
             t = where.joint.mixing(drawn.draws, where.standard)
             draws = torch.cat([where.joint.z_of(drawn.draws, where.standard), t], 1)
         return Ended(draws, drawn.r_hat, min(drawn.effective, float(count)))
 
+    def has_modes(self, state: ServerState) -> bool:
+        """Return whether climbs from many places reach several modes of about as much mass."""
+        with double_precision(), one_thread(), torch.no_grad(), unchecked():
+            z, starts = self._draws_of(state.scouts), self._starts
+            return len(starts.modes(starts.alone(z), z)) > 1
+
+    def _draws_of(self, scouts: Points) -> Tensor:
+        return scouts.resampled(len(scouts.draws))[:, : self.joint.shared]
+
     def _renewed(self, here: ChainCoordinates, drawn: Sampled) -> NewCoordinates | None:
         """Return coordinates by factors about draws; None where they are no better."""
         if here.joint is not self.joint:
             return None
         start = self._starts.about_draws(drawn.draws, here.standard)
-        return start and (replace(here, standard=start.standard), *start[1:])
+        if start is None:
+            return None
+        back = start.standard.centering.back
+        modes = tuple(of._replace(loc=back(of.loc[None])[0]) for of in here.modes)
+        here = replace(here, standard=start.standard, modes=modes)
+        return here, start.points, start.whitening
 
     def _plain(self, here: ChainCoordinates, drawn: Sampled) -> NewCoordinates | None:
         """Return the program's own coordinates; None where they are worse, or cost as much."""
@@ -209,7 +224,7 @@ class Chains:
 
     def _with_enough_nodes(self, scouts: Points) -> ChainStart:
         """Return a start by as many nodes as change nothing there; or without."""
-        z = scouts.resampled(len(scouts.draws))[:, : self.joint.shared]
+        z = self._draws_of(scouts)
         start = self._starts.heaviest(z)
         some = start.points[::2, : self.joint.shared]
         joints = [] if self.joint.nodes is None else [self.joint, *map(self._joint, ORDERS[1:])]

@@ -48,6 +48,7 @@ class ChainCoordinates:
     draws: int
     said: Said
     jumps: bool = True
+    modes: tuple[Whitening, ...] = ()  # that jumps are about
 
     @cached_property
     def seconds(self) -> float:
@@ -96,6 +97,7 @@ class ChainCoordinates:
             warmed=warmed,
             on_trial=on_trial,
             were_held=were_held,
+            modes=self.modes,
         )
 
     def is_cheap(self, drawn: Sampled) -> bool:
