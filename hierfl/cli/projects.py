@@ -31,7 +31,7 @@ def audit(
         typer.Argument(
             metavar="METHOD",
             help="A name that `hierfl methods` lists, for a logistic regression of the demo's "
-            "patients; or your own method, MODULE:NAME.",
+            "patients on four features; or your own method, MODULE:NAME.",
         ),
     ] = "two_stage",
     data: Annotated[

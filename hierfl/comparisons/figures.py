@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from hierfl import plots
-from hierfl.comparisons.line_figures import lines
+from hierfl.comparisons.line_figures import CLIENTS, legend_below, lines
 from hierfl.comparisons.result_files import ALONG, curves_of, part_of, results, study_of
 from hierfl.comparisons.score_table import ScoreColumn, by_seed, published
 from hierfl.comparisons.study_file import Study
@@ -111,7 +111,7 @@ def curves(axes: Axes, study: Study, rows: pd.DataFrame, name: str | None = None
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-ACROSS = 4  # panels in a row
+ACROSS = 4  # panels in a row, at most
 
 
 def figures(out: Path) -> dict[str, Figure]:
@@ -138,11 +138,17 @@ def clients(study: Study, rows: pd.DataFrame) -> Figure:
         score = "P" if (own["score"] == "P").any() else "G"
         shown = own[own["score"] == score]
         by_client = shown.pivot(index="round", columns="client", values="value")
-        axes.plot(by_client.index, by_client, marker=".", linewidth=0.7, alpha=0.6)
-        axes.plot(by_client.index, by_client.mean(axis=1), marker=".", color="black", linewidth=2.0)
+        if few := by_client.shape[1] <= len(CLIENTS):
+            axes.set_prop_cycle(color=CLIENTS)
+        thin: Any = {"marker": ".", "linewidth": 0.7, "alpha": 0.6}
+        axes.plot(by_client.index, by_client, label=list(by_client), **thin)
+        mean: Any = {"marker": ".", "linewidth": 2.0, "color": "black"}
+        axes.plot(by_client.index, by_client.mean(axis=1), label="mean", **mean)
         axes.set_title(f"{label} ({score})", fontsize=9, loc="left")
         axes.set(xlabel="round", ylabel=f"{metric}, %")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if few:
+        legend_below(figure, panels[0])
     return _titled(figure, study, "each client's score")
 
 
@@ -208,8 +214,8 @@ def _labels(study: Study) -> list[str]:
 
 
 def _panels(count: int, *, sharey: bool = False) -> tuple[Figure, list[Axes]]:
-    across = min(count, ACROSS)
-    down = -(-count // across)
+    down = -(-count // ACROSS)
+    across = -(-count // down)
     figure = Figure(figsize=(3.4 * across + 0.6, 2.6 * down + 0.5), layout="constrained")
     every = figure.subplots(down, across, squeeze=False, sharey=sharey).flatten()
     for unused in every[count:]:

@@ -62,7 +62,7 @@ def _in_weights(study: Study, rows: ClientData, weights: pd.DataFrame, labels: l
     for k, client in enumerate(rows.names):
         words = f"{client}; its rows alone: 1 and 2 sds"
         first.plot([], [], color=CLIENTS[k], lw=0.8, marker=".", label=words)
-    _legend(figure, first)
+    legend_below(figure, first)
     return figure
 
 
@@ -117,7 +117,7 @@ def _over_rows(study: Study, rows: ClientData, weights: pd.DataFrame, labels: li
         count = int(rows.counts[k])
         words = f"{client}, {count} row{'s' * (count > 1)}"
         first.plot([], [], color=CLIENTS[k], lw=1.8, label=words)
-    _legend(figure, first)
+    legend_below(figure, first)
     return figure
 
 
@@ -138,7 +138,8 @@ def _clients_lines(axes: Axes, rows: ClientData, own: pd.DataFrame, label: str) 
     axes.set_title(f"{label}\n{spread}", fontsize=9)
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """Draw the labels of some axes in one row below a figure."""
     handles, names = axes.get_legend_handles_labels()
     where: Any = {"loc": "outside lower center", "ncols": len(names), "frameon": False}
     figure.legend(handles, names, fontsize=8, **where)

@@ -43,7 +43,7 @@ def test_every_command_argument_and_option_has_help(command: str) -> None:
 def test_the_module_runs_as_the_command_does_without_torch() -> None:
     code = (
         "import runpy, sys; sys.argv = ['hierfl', '--version']\n"
-        "try: runpy.run_module('hierfl.cli', run_name='__main__')\n"
+        "try: runpy.run_module('hierfl', run_name='__main__')\n"
         "except SystemExit: print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -53,7 +53,7 @@ def test_the_module_runs_as_the_command_does_without_torch() -> None:
 @pytest.mark.slow
 def test_openmp_reads_the_spin_count_that_a_command_sets() -> None:
     """It is read when torch is first imported, so that no later moment will do."""
-    command = [sys.executable, "-m", "hierfl.cli", "methods"]
+    command = [sys.executable, "-m", "hierfl", "methods"]
     spins = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     env = {name: value for name, value in os.environ.items() if name not in spins}
     env["OMP_DISPLAY_ENV"] = "VERBOSE"

@@ -127,9 +127,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(column.split()[0] in shown.output for column in COLUMNS)
     assert "_shared.loc" in shown.output and "client 'switzerland' sent" in shown.output
     weights = runner.invoke(app, ["audit", "fedavg", "--rounds", "1"])
-    assert "theta.weight" in weights.output and "sent 29 numbers" in weights.output
+    assert "theta.weight" in weights.output and "sent 6 numbers" in weights.output
     sites = runner.invoke(app, ["audit", "fola", "--rounds", "1"])
-    assert "shift" in sites.output and "sent 57 numbers" in sites.output
+    assert "shift" in sites.output and "sent 11 numbers" in sites.output
     refused = runner.invoke(app, ["audit", "fedrep"], env={"COLUMNS": "400"})
     assert refused.exit_code == 2 and "needs a head" in refused.output
     assert "build it with a model and options that it takes" in refused.output

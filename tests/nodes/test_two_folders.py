@@ -26,7 +26,7 @@ def script() -> str:
 def test_two_folders_in_the_pages_words(tmp_path: Path) -> None:
     command = tmp_path / "bin" / "hierfl"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m hierfl.cli "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m hierfl "$@"\n')
     command.chmod(0o700)
     path = f"{command.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}

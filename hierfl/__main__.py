@@ -1,4 +1,4 @@
-"""`python -m hierfl.cli`, the same as `hierfl`."""
+"""`python -m hierfl`, the same as `hierfl`."""
 
 from hierfl.cli import main
 
