@@ -23,7 +23,7 @@ from torch import Tensor
 from hierfl.core.gaussians import least_squares_solution
 from hierfl.methods.stages.modes import Slopes, curvature
 
-MOST = 10.0  # of a growth, smoothly: numbers stay finite
+MOST = 30.0  # of a growth, smoothly: numbers stay finite
 TOGETHER = 64  # global numbers of which there is a matrix, at most
 PASSES = 2
 REACH = 2.0  # sds of s, up to which modes drift with it
@@ -82,7 +82,7 @@ class Centering(NamedTuple):
     bend: Tensor  # (K, K), and by half its square
     product: Tensor  # (K,): 1 where the mode of a number alone is that of a product
     drift: Tensor  # (K, K), of the mode beside
-    reach: Tensor  # (K,), of what s drifts by: far away, where rows say nothing, modes stay
+    reach: Tensor  # (K,), of what s drifts and bends by: far away rows say nothing
     together: Together
 
     def at(self, x: Tensor) -> tuple[Tensor, Tensor | float]:
@@ -114,8 +114,8 @@ class Centering(NamedTuple):
     def _by(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return l(s) (S, K), and what modes drift beside, by x that has s."""
         away = x - self.mode
-        growth = away @ self.growth.mT + 0.5 * away.square() @ self.bend.mT
         near = self.reach * (away / self.reach).tanh()
+        growth = away @ self.growth.mT + 0.5 * near.square() @ self.bend.mT
         return MOST * (growth / MOST).tanh(), near @ self.drift.mT
 
     def _alone(self, growth: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,8 +176,8 @@ class Point:
             changes = is_seen & ((more - less).abs() > CHANGE)
             growths.append(torch.where(changes, more - less, 0.0) / (2.0 * move))
             # a sum of growths bends up, but far away nothing says that it goes on
-            bent = (more + less - 2.0 * half).clamp(max=0.0)
-            bends.append(torch.where(changes, bent, 0.0) / move**2)
+            bent = more + less - 2.0 * half
+            bends.append(torch.where(changes & (bent < -CHANGE), bent, 0.0) / move**2)
         return torch.stack(growths, 1), torch.stack(bends, 1)
 
     def _precisions(self, numbers: Tensor) -> Tensor:

@@ -88,11 +88,10 @@ class ChainStarts:
         alone = self.alone(draws_z)
         modes = self.modes(alone, draws_z)
         start, mode = self._about_mode(alone, draws_z, modes[0])
-        other = self._about_scales(alone, mode)
-        start = start if other is None else max(start, other, key=self._mass_about)
         shared, back = self.joint.shared, start.standard.centering.back
-        if len(modes) == 1 or len(start.whitening.tril) != shared or shared > MOST_JUMPING:
-            return start  # chains would not pass from mode to mode
+        if len(modes) == 1 or shared > MOST_JUMPING:  # chains would not pass from mode to mode
+            other = self._about_scales(alone, mode)
+            return start if other is None else max(start, other, key=self._mass_about)
         points, own = start.points.clone(), self._normal(self.joint.size - shared)
         for k, of in enumerate(modes[1:], 1):
             z = self._spread(of.of_z, alone, of.at)[: self.joint.count]
@@ -239,7 +238,7 @@ class ChainStarts:
         value = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
         chosen = list[Tensor]()
         for x in at[value.argsort(descending=True)]:  # of one mode many would reach the same
-            if all(bool((x - other).norm() > DISTANT) for other in chosen[:MODES]):
+            if all(bool((x - other)[:shared].norm() > DISTANT) for other in chosen[:MODES]):
                 chosen.append(x)
         return torch.stack(chosen[:MODES])
 
