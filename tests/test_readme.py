@@ -210,6 +210,7 @@ def test_the_commands_are_taken(
         monkeypatch.chdir(tmp_path)
         for word in words if words[0] == "node" else ():
             (tmp_path / word).mkdir(exist_ok=True)  # folders of nodes, which must be there
+            (tmp_path / word / "policy.toml").touch()
         check_arguments(words)
     elif program == "make":
         done = subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, check=False)
