@@ -72,9 +72,8 @@ def test_what_nothing_scales_is_left() -> None:
         return -x - x.flip(1) * 0.3
 
     at, sd = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
-    centering = ScaledPoint(
-        normal, at, sd, torch.full((1,), 0.2), *torch.arange(2)[:, None], 2
-    ).centering()
+    first, second = torch.arange(2)[:, None]
+    centering = ScaledPoint(normal, at, sd, torch.full((1,), 0.2), first, second, 2).centering()
     assert not len(centering.mode)
 
 
