@@ -111,9 +111,8 @@ def append(
         ),
         "",
         "Each node is told all clients' names and numbers of rows before the first round; "
-        "measured, in bytes a node: "
-        + ", ".join(f"{count:,} clients {size:,}" for count, size in agreed.items())
-        + ".",
+        "measured, in bytes a node:",
+        ", ".join(f"{count:,} clients {size:,}" for count, size in agreed.items()) + ".",
         "",
         "## Computed from these: rounds of a stateless method",
         "",

@@ -8,9 +8,30 @@ import typer
 from hierfl.cli.messages import ending_on, show_files, show_wide
 from hierfl.core.extras import extras_for
 
+
+def _of_a_node(folder: Path) -> Path:
+    """Refuse a folder that no node uses: it may be a misspelled one."""
+    from hierfl.cli import node_folder
+    from hierfl.nodes import account, log, policy
+
+    files = (node_folder.FILE, policy.FILE, policy.SEEN, log.FILE, log.REFUSED, account.FILE)
+    if not any((folder / name).exists() for name in (*files, *log.MARKS)):
+        raise typer.BadParameter(
+            f"'{folder}' is not a node's folder, as it has no {log.FILE}, {policy.FILE} or other "
+            "file of a node: name the folder that the node was started with"
+        )
+    return folder
+
+
 NodeFolder = Annotated[
     Path,
-    typer.Argument(metavar="FOLDER", help="The node's folder.", exists=True, file_okay=False),
+    typer.Argument(
+        metavar="FOLDER",
+        help="The node's folder.",
+        exists=True,
+        file_okay=False,
+        callback=_of_a_node,
+    ),
 ]
 
 
@@ -122,8 +143,7 @@ def log(
     from hierfl.cli.officer_page import entries
 
     if not (lines := entries(folder)):
-        why = f"the folder '{folder}' is not a node's folder, or nothing has left it"
-        raise typer.BadParameter(why, param_hint="FOLDER")
+        return typer.echo("Nothing has left the node.")
     names = ("time", "run", "round", "what", "bytes")
     table = Table(*names, box=None, pad_edge=False)
     for entry in lines:

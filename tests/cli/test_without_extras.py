@@ -83,6 +83,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     names = [json.dumps(list(table)) for table in (modules, commands, CALLS)]
     folder = tmp_path_factory.mktemp("bare")
     (folder / "request.hfl").write_text("none")
+    (folder / "policy.toml").touch()  # it is a node's
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *names],
         cwd=folder,

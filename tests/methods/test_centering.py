@@ -12,7 +12,7 @@ import torch
 import hierfl
 from hierfl.core.process import double_precision
 from hierfl.engine.federation import federate
-from hierfl.methods.stages.centering import Centering, Point
+from hierfl.methods.stages.centering import Centering, ScaledPoint
 from hierfl.program.handlers import unchecked
 from hierfl.runs.ended import Fallback
 
@@ -40,7 +40,7 @@ def conditional(log_s: float) -> tuple[torch.Tensor, float]:
 def of_product(log_s: float) -> Centering:
     at = torch.cat([conditional(log_s)[0], torch.tensor([log_s], dtype=torch.float64)])
     inside, sd = torch.arange(3), torch.full((4,), 0.3, dtype=torch.float64)
-    return Point(slopes, at, sd, torch.ones(3), inside, torch.tensor([3]), 4).centering()
+    return ScaledPoint(slopes, at, sd, torch.ones(3), inside, torch.tensor([3]), 4).centering()
 
 
 def test_numbers_follow_their_mode_and_sd_along_a_product() -> None:
@@ -72,9 +72,8 @@ def test_what_nothing_scales_is_left() -> None:
         return -x - x.flip(1) * 0.3
 
     at, sd = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
-    centering = Point(
-        normal, at, sd, torch.full((1,), 0.2), *torch.arange(2)[:, None], 2
-    ).centering()
+    first, second = torch.arange(2)[:, None]
+    centering = ScaledPoint(normal, at, sd, torch.full((1,), 0.2), first, second, 2).centering()
     assert not len(centering.mode)
 
 

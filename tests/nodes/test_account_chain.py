@@ -271,12 +271,15 @@ def test_what_is_forgotten_is_kept_aside(tmp_path: Path) -> None:
     assert len(Ledger.at(tmp_path).entries) == 2
 
 
-def test_a_folder_that_is_not_there_is_no_account(tmp_path: Path) -> None:
+def test_a_folder_of_no_node_has_no_account(tmp_path: Path) -> None:
     DAMAGE["gone"](written(tmp_path))
-    nowhere = str(tmp_path / "nowhere")
+    nowhere, other = str(tmp_path / "nowhere"), tmp_path / "other"
+    other.mkdir()
     for options, why in (
         ([nowhere], "does not exist"),
         ([nowhere, "--questions"], "does not exist"),
+        ([str(other)], "is not a node's folder"),
+        ([str(other), "--questions"], "is not a node's folder"),
         ([str(tmp_path), "--questions"], "does not add up"),
     ):
         made = CliRunner().invoke(app, ["node", "reset-account", *options])
@@ -284,3 +287,4 @@ def test_a_folder_that_is_not_there_is_no_account(tmp_path: Path) -> None:
             made.output.replace("│", " ").split()
         )  # of lines wrapped by the path's length
         assert made.exit_code != 0 and why in said
+    assert not [*other.iterdir()]

@@ -46,5 +46,10 @@ def test_the_page_of_a_node_says_what_left_and_why(tmp_path: Path) -> None:
 
 
 def test_the_page_of_an_idle_node(tmp_path: Path) -> None:
-    write_page(tmp_path, tmp_path / "page.html")
-    assert "nothing has left it" in (tmp_path / "page.html").read_text()
+    page = tmp_path / "page.html"
+    assert run(str(tmp_path), "--out", str(page)) == 2 and not page.exists()  # of no node
+    (tmp_path / "policy.toml").touch()
+    assert run(str(tmp_path), "--out", str(page)) == 0
+    assert "nothing has left it" in page.read_text()
+    logged = CliRunner().invoke(cli.app, ["node", "log", str(tmp_path)])
+    assert logged.exit_code == 0 and logged.output == "Nothing has left the node.\n"

@@ -255,6 +255,7 @@ def test_a_run_waits_for_approval_and_runs_after_it(tmp_path: Path) -> None:
 
 
 def test_only_a_run_with_a_preview_can_be_approved(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").touch()
     for run in ("abc", "../abc"):
         done = CliRunner().invoke(cli.app, ["node", "approve", str(tmp_path), run])
         assert done.exit_code == 2 and "no run has asked for approval" in " ".join(

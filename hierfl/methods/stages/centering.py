@@ -134,7 +134,7 @@ def uncentered() -> Centering:
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
+class ScaledPoint:
     """A point of K numbers, of which those inside, (P,), are of Normal sites, and others, (U,), scale them."""
 
     slopes: Slopes  # of the log density

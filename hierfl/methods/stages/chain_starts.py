@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hierfl.core.chains import MOST_JUMPING, Whitening, thinned, whitening_of
 from hierfl.core.gaussians import Factor
-from hierfl.methods.stages.centering import Centering, Point
+from hierfl.methods.stages.centering import Centering, ScaledPoint
 from hierfl.methods.stages.joint import Joint, Standard, standard_of
 from hierfl.methods.stages.modes import Slopes, climbed, normal_about
 from hierfl.optimizers import Adam
@@ -332,7 +332,7 @@ class ChainStarts:
         inside = torch.cat([hierarchy.inside, torch.arange(self.joint.shared, size)])
         prior = self.joint.precisions(at)[inside]
         slopes = self._slopes(standard, size)
-        point = Point(slopes, at, sd, prior, inside, hierarchy.outside, self.joint.shared)
+        point = ScaledPoint(slopes, at, sd, prior, inside, hierarchy.outside, self.joint.shared)
         return point.centering()
 
     def _spread(self, whitening: Whitening, standard: Standard, at: Tensor) -> Tensor:
