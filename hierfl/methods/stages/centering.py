@@ -24,7 +24,8 @@ from hierfl.core.gaussians import least_squares_solution
 from hierfl.methods.stages.modes import Slopes, curvature
 
 MOST = 30.0  # of a growth, smoothly: numbers stay finite
-TOGETHER = 64  # global numbers of which there is a matrix, at most
+# global numbers of which there is a matrix, at most, and others beside them
+TOGETHER, SCALES = 64, 6
 PASSES = 2
 REACH = 2.0  # sds of s, up to which modes drift with it
 LEAST_MOVE = 0.2  # of s, whose scalars are mostly logs of scales; else its sd
@@ -82,7 +83,7 @@ class Centering(NamedTuple):
     bend: Tensor  # (K, K), and by half its square
     product: Tensor  # (K,): 1 where the mode of a number alone is that of a product
     drift: Tensor  # (K, K), of the mode beside
-    reach: Tensor  # (K,), of what s drifts and bends by: far away rows say nothing
+    reach: Tensor  # (K,), of what s drifts by: far away, where rows say nothing, modes stay
     together: Together
 
     def at(self, x: Tensor) -> tuple[Tensor, Tensor | float]:
@@ -114,8 +115,8 @@ class Centering(NamedTuple):
     def _by(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return l(s) (S, K), and what modes drift beside, by x that has s."""
         away = x - self.mode
+        growth = away @ self.growth.mT + 0.5 * away.square() @ self.bend.mT
         near = self.reach * (away / self.reach).tanh()
-        growth = away @ self.growth.mT + 0.5 * near.square() @ self.bend.mT
         return MOST * (growth / MOST).tanh(), near @ self.drift.mT
 
     def _alone(self, growth: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,6 +163,11 @@ class ScaledPoint:
             centering = self._along(own, response, growth, bend)
         return centering
 
+    @property
+    def _has_few_scales(self) -> bool:
+        """Whether scales are few; a horseshoe's have tails far beyond where a matrix and bends are right."""
+        return len(self.outside) <= SCALES
+
     def _growth(self, own: Tensor, path: Centering) -> tuple[Tensor, Tensor]:
         """Return growths and bends (P, U) of what is of rows in precisions `own` (P,) along a path."""
         growths, bends = [], []
@@ -171,13 +177,14 @@ class ScaledPoint:
             ends = path.at(torch.stack([self.at - away, self.at + away]))[0]
             there = [own, *(self._precisions(end) for end in ends)]
             of_rows = torch.stack(there) - self.prior
-            is_seen = (of_rows > SHARE * own.abs()).any(0)
+            is_seen = of_rows > SHARE * own.abs()
+            is_seen = is_seen.any(0) if self._has_few_scales else is_seen.all(0)
             half, less, more = 0.5 * of_rows.clamp(min=LEAST * own.abs()).log()
             changes = is_seen & ((more - less).abs() > CHANGE)
             growths.append(torch.where(changes, more - less, 0.0) / (2.0 * move))
             # a sum of growths bends up, but far away nothing says that it goes on
-            bent = more + less - 2.0 * half
-            bends.append(torch.where(changes & (bent < -CHANGE), bent, 0.0) / move**2)
+            bent = (more + less - 2.0 * half).clamp(max=0.0) * self._has_few_scales
+            bends.append(torch.where(changes, bent, 0.0) / move**2)
         return torch.stack(growths, 1), torch.stack(bends, 1)
 
     def _precisions(self, numbers: Tensor) -> Tensor:
@@ -188,7 +195,8 @@ class ScaledPoint:
         """Return the coordinates by a precision `own` (P, P), and of modes the path and what drifts beside."""
         mode, none, inside = self.at[self.inside], torch.zeros_like(self.at), self.inside
         is_joint = inside < self.shared
-        is_joint &= bool(growth[is_joint].any()) and int(is_joint.sum()) <= TOGETHER
+        is_joint &= self._has_few_scales and bool(growth[is_joint].any())
+        is_joint &= int(is_joint.sum()) <= TOGETHER
         share = (1.0 - self.prior / own.diagonal()).nan_to_num().clamp(0.0, 1.0)
         share, some = torch.where(is_joint, 0.0, share), is_joint.nonzero()[:, 0]
         prior, by = self.prior[some], growth[some]
