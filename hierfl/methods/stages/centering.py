@@ -9,7 +9,8 @@ sites, the rows' part R of the precision of numbers e grows with s, of a diagona
 Where rows decide e, x is centered; where the prior does, it is as in the program; between, each is as
 it is best, as in Gorinova, Moore and Hoffman 2020, arXiv:1906.03028. The path is the mode of e given
 s: of products P(s)^-1 D P(mode) mode, and what that leaves of its slope is taken as a line. Global
-numbers have a matrix R, the others being integrated; of clients' and of many global ones R is a diagonal.
+numbers have a matrix R, the others being integrated; of clients' numbers, of many global ones and beside
+many scales R is a diagonal.
 """
 
 from __future__ import annotations

@@ -101,8 +101,9 @@ class ChainStarts:
 
     def modes(self, alone: Standard, draws_z: Tensor) -> list[Mode]:
         """Return the mode of most mass, and those far from it of nearly as much, that climbs reach."""
-        found = [self._mode_at(alone, self._mode(alone, x)) for x in self._ascended(alone, draws_z)]
-        first, *others = sorted(found, key=lambda of: -of.mass)
+        highest = self._ascended(alone, draws_z)
+        reached = [self._mode_at(alone, self._mode(alone, x)) for x in highest]
+        first, *others = sorted(reached, key=lambda of: -of.mass)
         modes = [first]
         for of in others:
             is_far = all(min(_sds(of, one), _sds(one, of)) > FAR for one in modes)
@@ -238,9 +239,10 @@ class ChainStarts:
         value = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
         chosen = list[Tensor]()
         for x in at[value.argsort(descending=True)]:  # of one mode many would reach the same
-            if all(bool((x - other)[:shared].norm() > DISTANT) for other in chosen[:MODES]):
+            is_apart = all(bool((x - other)[:shared].norm() > DISTANT) for other in chosen)
+            if is_apart and len(chosen) < MODES:
                 chosen.append(x)
-        return torch.stack(chosen[:MODES])
+        return torch.stack(chosen)
 
     def _mode_at(self, standard: Standard, at: Tensor) -> Mode:
         """Return a mode with the log mass about it, by its curvature in z: the higher one may be narrow."""

@@ -174,8 +174,8 @@ class Chains:
         """Return draws, from what a server's state says of the posterior."""
         with double_precision(), one_thread(), torch.no_grad(), unchecked():
             start = self._with_enough_nodes(state.scouts)
-            first = ChainCoordinates(self.joint, start.standard, self.seed, count, said)
-            first.modes = start.modes
+            how = self.joint, start.standard, self.seed, count, said
+            first = ChainCoordinates(*how, modes=start.modes)
             others = (self._plain, self._renewed)
             where, drawn = until_mixed(first, others, start.points, start.whitening)
             t = where.joint.mixing(drawn.draws, where.standard)
