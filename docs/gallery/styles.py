@@ -74,13 +74,12 @@ method = methods.fedsvi(
     guide,
     optimizer=optimizers.Adam(0.01),
     local_optimizer=optimizers.Adam(0.05),
-    batch_size=100,
 )
 fit = hierfl.fit(method, data, rounds=150, seed=0, progress=False)
 
 # %% [markdown]
-# With all pictures in one place, the same autoencoder comes to nearly the same ELBO (here in nats per picture). The styles are in the order
-# of the shops' light; those of dark shops are shrunk, because a code can make clothes dark too.
+# With all pictures in one place, the same steps come to the same ELBO (here in nats per picture). The styles are in the order of the shops'
+# light; those of dark shops are shrunk, because a code can make clothes dark too.
 
 # %%
 pooled = hierfl.fit_pooled(method, data, rounds=150, seed=0)

@@ -155,7 +155,8 @@ def brief(fit: Snapshot) -> Shown:
         f"client, {own_bytes} bytes kept by one)"
     )
     of_rounds, chosen, judged = of_history(fit), fit.progress.chosen, fit.progress.verdict
-    judged = judged if of_rounds is None else of_rounds.words
+    if of_rounds is not None:  # good rounds are not all that a summary asks
+        judged = of_rounds.reasons if of_rounds.trustworthy else of_rounds.words
     hint = "fit.summary() shows every site by client, and whether to trust it."
     lines = (f"Chosen: {chosen}." if chosen else "", judged, hint)
     return Shown(title, note="\n".join(line for line in lines if line))

@@ -34,15 +34,16 @@ DRAWS = 400  # most draws by which rows' information is measured
 
 
 class Verdict(NamedTuple):
-    """Whether to trust a fit, None where that cannot be told, and in words why, with the fix."""
+    """Whether to trust a fit, None where that cannot be told; the same as a sentence; why, with the fix."""
 
     trustworthy: bool | None
-    words: str
+    lead: str
+    reasons: str
 
     @property
-    def lead(self) -> str:
-        """The first sentence."""
-        return f"{self.words.split('.')[0]}."
+    def words(self) -> str:
+        """All of it."""
+        return f"{self.lead} {self.reasons}".rstrip()
 
 
 def verdict(checks: Sequence[Check]) -> Verdict:
@@ -58,9 +59,10 @@ def verdict(checks: Sequence[Check]) -> Verdict:
     elif doubts:
         trustworthy, reasons = None, [*good, *doubts]
         lead = "Check before you trust it" if good else "Whether to trust this fit is not known"
-    first = " ".join([f"{lead}.", *(check.answer for check in reasons)])
+    why = " ".join(check.answer for check in reasons)
     others = [check.answer for check in [*doubts, *warned] if check not in reasons]
-    return Verdict(trustworthy, "\n".join([first, *(f"Note: {w}" for w in dict.fromkeys(others))]))
+    lines = [why, *(f"Note: {answer}" for answer in dict.fromkeys(others))]
+    return Verdict(trustworthy, f"{lead}.", "\n".join(lines))
 
 
 def of_history(fit: Snapshot) -> Verdict | None:

@@ -34,7 +34,7 @@ def fit_pooled(method: Method, data: ClientData, *, rounds: int, seed: int = 0) 
     """Fit fedsvi, each round as one step of the pooled program, to the numbers of `hierfl.fit`.
 
     Args:
-        method: made by `hierfl.methods.fedsvi`, with one joint step a round.
+        method: made by `hierfl.methods.fedsvi`, with one joint step a round of all rows.
         data: the clients' rows.
         rounds: steps, 1 or more.
         seed: determines all randomness.
@@ -66,11 +66,11 @@ def _setting(method: Method) -> Mapping[str, Any]:
     if recipe is None or recipe.factory.__name__ != "fedsvi":
         raise ValueError(f"method '{method.name}' has no pooled form: use hierfl.methods.fedsvi")
     how = recipe.options
-    joint = {"merge": "gradient", "local_steps": 0, "global_steps": 1}
+    joint = {"merge": "gradient", "local_steps": 0, "global_steps": 1, "batch_size": None}
     for name, value in joint.items():
         if how[name] != value:
             what = f"{name} is {how[name]!r}: pooled rows take one joint step a round"
-            raise ValueError(f"{what}, along a gradient: leave it at {value!r}")
+            raise ValueError(f"{what}, along the gradient of all rows: leave it at {value!r}")
     return how
 
 

@@ -237,6 +237,7 @@ OF_A_FIT: list[tuple[str, Callable[[], Any], dict[str, Any]]] = [
     ("leave cohort=None", lambda: methods.clustered_fl(shared()), {"cohort": 2}),
     ("sums the updates of all clients", lambda: methods.fedlaplace(logistic), {"cohort": 2}),
     ("merge is 'natural': pooled rows", lambda: fedsvi(regression, merge="natural"), {"engine": "pooled"}),
+    ("batch_size is 5: pooled rows", lambda: fedsvi(regression, batch_size=5), {"engine": "pooled"}),
 ]
 # fmt: on
 
