@@ -1,9 +1,8 @@
 """Hamiltonian Monte Carlo of a density on R^K with many chains side by side, as one batch.
 
 Chains share a step size, a trajectory length and a whitening matrix, adapted during a warm-up.
-Where there may be several modes, each chain proposes every few iterations the leading coordinates from
-one wide Student t or one about a known mode, whatever they are now: trajectories do not pass from mode
-to mode, and jumps do.
+Trajectories do not pass from mode to mode, and jumps do: every few iterations each chain proposes the
+leading coordinates from a wide Student t, whatever they are now, or another mode of those that are known.
 
 Sources: Neal 2011, arXiv:1206.1901; dual averaging of the step size, Hoffman and Gelman 2014, JMLR
 15; adaptation across many chains, Hoffman, Radul and Sountsov 2021, AISTATS; rank-normalized R-hat,
@@ -76,6 +75,54 @@ class Whitening(NamedTuple):
         return torch.cat([leading @ matrix, other * self.scale], -1)
 
 
+class Mode(NamedTuple):
+    """A Normal distribution about a mode: of D leading numbers, and of N E others given these.
+
+    The others are independent between N groups; K = D + N E.
+    """
+
+    loc: Tensor  # (K,)
+    tril: Tensor  # (D, D), of the leading ones' covariance
+    slopes: Tensor  # (N, E, D), of the others' means in the leading ones
+    own_tril: Tensor  # (N, E, E), of the others' covariance given these
+
+    @property
+    def volume(self) -> float:
+        """The log of the product of sds."""
+        both = (of.diagonal(dim1=-2, dim2=-1).log().sum() for of in (self.tril, self.own_tril))
+        return float(sum(both))
+
+    @property
+    def leading(self) -> Whitening:
+        """The distribution of the leading numbers."""
+        size = len(self.tril)
+        return Whitening(self.loc[:size], self.tril, self.loc[:0])
+
+    def at(self, x: Tensor) -> Tensor:
+        """Return z (C, K) at standard normal x (C, K)."""
+        leading, own = self._parts(x)
+        away = leading @ self.tril.mT
+        own = (self.slopes @ away[:, None, :, None] + self.own_tril @ own)[..., 0]
+        return self.loc + torch.cat([away, own.flatten(1)], 1)
+
+    def back(self, z: Tensor) -> Tensor:
+        """Return x (C, K) at z (C, K)."""
+        away, own = self._parts(z - self.loc)
+        own = own - self.slopes @ away[:, None, :, None]
+        own = torch.linalg.solve_triangular(self.own_tril, own, upper=False)[..., 0]
+        return torch.cat([self.leading_back(z), own.flatten(1)], 1)
+
+    def leading_back(self, z: Tensor) -> Tensor:
+        """Return the leading numbers of x, (C, D), at those of z, (C, D...)."""
+        size = len(self.tril)
+        away = (z[:, :size] - self.loc[:size]).mT
+        return torch.linalg.solve_triangular(self.tril, away, upper=False).mT
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        leading, own = x.tensor_split([len(self.tril)], 1)
+        return leading, own.reshape(len(x), *self.own_tril.shape[:2], 1)
+
+
 class Sampled(NamedTuple):
     """Draws of a density."""
 
@@ -133,17 +180,23 @@ def sampled(
     warmed: Callable[[float], None] = lambda leaps: None,
     on_trial: bool = False,
     were_held: bool = False,
-    modes: Sequence[Whitening] = (),
+    modes: Sequence[Mode] = (),
 ) -> Sampled:
     """Return S = `draws` of a density over all chains, which start at `start` (C, K).
 
     Mixing and errors are those of the numbers `judged` (C, J) of the states (C, K). Chains `before`
     go on as they were, with their draws. `warmed` is told how many gradients an iteration takes.
     Chains `on_trial` end early where after half of the warm-up a trajectory is long. Where some
-    `were_held`, some trajectories are of short steps, which the steepest places take. Jumps are also
-    about some `modes` of the leading coordinates.
+    `were_held`, some trajectories are of short steps, which the steepest places take. Jumps are between
+    `modes` where there are some.
     """
     jumps = jumps and 0 < len(whitening.tril) <= MOST_JUMPING
+
+    def jumped(state: _State, whitening: Whitening) -> _State:
+        if modes:
+            return _passed(density, state, whitening, modes, g)
+        return _jumped(density, state, whitening, g)
+
     g = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
     renew_at = {round(part * warmup) for part in WINDOWS}
     step, z = _Step(1.0 / max(1.0, start.shape[1]) ** 0.25), start
@@ -154,14 +207,14 @@ def sampled(
         working(f"chains, iteration {i} of {total}")
         state, taken, accepted = _iterated(density, state, whitening, math.exp(step.log), g)
         if jumps and i % JUMPS == 0:
-            state = _jumped(density, state, whitening, modes, g)
+            state = jumped(state, whitening)
         step.update(accepted)
         moves = moves + taken
         seen.append(whitening.at(state.at))
         if i + 1 in renew_at:
             alive = _alive(moves / len(seen), g)
             seen = [z[alive] for z in seen]
-            whitening = _renewed(torch.cat(seen[len(seen) // 3 :]), whitening)
+            whitening = _renewed(torch.cat(seen[len(seen) // 3 :]), whitening, modes)
             state = _evaluated(density, seen[-1], whitening)
             if on_trial and 2 * (i + 1) > warmup and math.exp(step.mean) * SLOW < LENGTH:
                 total = i + 1 + least // TRIAL
@@ -178,7 +231,7 @@ def sampled(
         is_short = were_held and i % OFTEN == 0
         state, taken, chance = _iterated(density, state, whitening, size, g, short=is_short)
         if jumps and i % JUMPS == 0:
-            state = _jumped(density, state, whitening, modes, g)
+            state = jumped(state, whitening)
         moves, accepted = moves + taken, accepted + (0.0 if is_short else chance)
         steps.append(whitening.at(state.at))
     # a single chain that never moves hardly shows in R-hat
@@ -294,33 +347,45 @@ def _accepted(
     return _State(*chosen), taken.to(chance.dtype), float(chance.mean())
 
 
-def _jumped(
-    density: Density,
-    state: _State,
-    whitening: Whitening,
-    modes: Sequence[Whitening],
-    g: torch.Generator,
-) -> _State:
-    """Propose the leading coordinates of every chain from a mixture of wide Student t."""
+def _jumped(density: Density, state: _State, whitening: Whitening, g: torch.Generator) -> _State:
+    """Propose the leading coordinates of every chain from a wide Student t."""
     dense, now = len(whitening.tril), whitening.at(state.at)
-    of = torch.stack([whitening.loc[:dense], *(mode.loc[:dense] for mode in modes)])
-    tril = WIDER * torch.stack([whitening.tril, *(mode.tril for mode in modes)])
-    count = len(now)
-    which = torch.randint(len(of), (count,), generator=g)
+    count, tril = len(now), WIDER * whitening.tril
     normal = torch.randn(count, dense, generator=g, dtype=now.dtype)
     square = torch.randn(count, int(FREEDOM), generator=g, dtype=now.dtype).square().mean(1)
-    away = (tril[which] @ normal[..., None])[..., 0] / square.sqrt()[:, None]
-    there = torch.cat([of[which] + away, now[:, dense:]], 1)
+    away = normal / square.sqrt()[:, None]
+    there = torch.cat([whitening.loc[:dense] + away @ tril.mT, now[:, dense:]], 1)
     jumped = _evaluated(density, there, whitening)
 
     def log_q(z: Tensor) -> Tensor:
-        away = (z[:, None, :dense] - of)[..., None]
-        x = torch.linalg.solve_triangular(tril, away, upper=False)[..., 0]
-        power = -0.5 * (FREEDOM + dense) * (x.square().sum(2) / FREEDOM).log1p()
-        return (power - tril.diagonal(dim1=1, dim2=2).log().sum(1)).logsumexp(1)
+        x = torch.linalg.solve_triangular(
+            tril, (z[:, :dense] - whitening.loc[:dense]).mT, upper=False
+        )
+        return -0.5 * (FREEDOM + dense) * (x.square().sum(0) / FREEDOM).log1p()
 
     gain = jumped.value - state.value + log_q(now) - log_q(there)
     return _accepted(state, jumped, gain, g)[0]
+
+
+def _passed(
+    density: Density, state: _State, whitening: Whitening, modes: Sequence[Mode], g: torch.Generator
+) -> _State:
+    """Propose for every chain another mode, where it has the standard scores that it has at the nearest."""
+    now, count = whitening.at(state.at), len(modes)
+    here, chain = _nearest(now, modes), torch.arange(len(now))
+    other = (here + torch.randint(1, count, (len(now),), generator=g)) % count
+    x = torch.stack([mode.back(now) for mode in modes])[here, chain]
+    there = torch.stack([mode.at(x) for mode in modes])[other, chain]
+    passed = _evaluated(density, there, whitening)
+    volume = torch.tensor([mode.volume for mode in modes])
+    gain = passed.value - state.value + volume[other] - volume[here]
+    gain = torch.where(_nearest(there, modes) == other, gain, -torch.inf)
+    return _accepted(state, passed, gain, g)[0]
+
+
+def _nearest(z: Tensor, modes: Sequence[Mode]) -> Tensor:
+    """Return which mode is nearest, by its sds, to states z (C, K), (C,) int64."""
+    return torch.stack([mode.leading_back(z).norm(dim=1) for mode in modes]).argmin(0)
 
 
 def _alive(share: Tensor, g: torch.Generator) -> Tensor:
@@ -333,10 +398,12 @@ def _alive(share: Tensor, g: torch.Generator) -> Tensor:
     return torch.where(share >= MOVES, index, others)
 
 
-def _renewed(states: Tensor, before: Whitening) -> Whitening:
-    """Return the whitening by moments of states (n, K): beyond the leading coordinates, variances."""
+def _renewed(states: Tensor, before: Whitening, modes: Sequence[Mode]) -> Whitening:
+    """Return the whitening by moments of states (n, K) about their modes: beyond the leading ones, variances."""
     loc, count, size = states.mean(0), len(states), len(before.tril)
-    leading, other = (states - loc).tensor_split([size], 1)
+    centers = torch.stack([mode.loc for mode in modes])[_nearest(states, modes)] if modes else loc
+    away = states - centers
+    leading, other = away.tensor_split([size], 1)
     shrink = SHRINK + BY_SCALAR * size
     covariance = leading.mT @ leading + shrink * (before.tril @ before.tril.mT)
     variance = other.square().sum(0) + SHRINK * before.scale.square()

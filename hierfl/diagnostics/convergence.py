@@ -215,7 +215,11 @@ def _of_own(fit: Snapshot, own: WeightedDraws) -> tuple[Answer, str]:
 def _of_chains(
     ended: str, r_hat: float, effective: float, too_few: str | None
 ) -> tuple[Answer, str]:
-    mixing = f"split R-hat is {r_hat:.2f}" if math.isfinite(r_hat) else "some chains are stuck"
+    mixing = (
+        f"split R-hat is {r_hat:.2f}"
+        if math.isfinite(r_hat)
+        else "some chains are stuck or left a mode"
+    )
     facts = f"{ended}: {mixing}, and {effective:.0f} draws are effective"
     if too_few and r_hat <= R_HAT:
         return "not good", f"Not good: by {facts}, but {too_few}"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import hierfl
 from hierfl import ClientBatch, ClientData, full_batch
-from hierfl.core.chains import Sampled, Whitening, sampled
+from hierfl.core.chains import Mode, Sampled, Whitening, sampled
 from hierfl.core.gaussians import LOG_2_PI
 from hierfl.core.process import OutOfTime, Watch, double_precision, watched
 from hierfl.data.batch import in_double
@@ -26,6 +26,7 @@ from hierfl.methods.stages.mixing_chains import (
     Renewal,
     until_mixed,
 )
+from hierfl.methods.stages.modes import climbed_at_once, normal_about
 from hierfl.methods.stages.two_stage import seen_in
 from hierfl.program.handlers import log_joint, unchecked
 from hierfl.program.read import read_model
@@ -348,34 +349,101 @@ def test_chains_visit_both_modes() -> None:
     assert fit.summary().trustworthy
 
 
-def test_jumps_about_modes_leave_the_density() -> None:
-    """Two narrow modes of unequal mass and width, which trajectories do not pass between."""
-    loc = torch.tensor([-20.0, 30.0], dtype=torch.float64)
-    sd = torch.tensor([1.0, 0.2], dtype=torch.float64)
-    share = torch.tensor([0.7, 0.3], dtype=torch.float64)
+def tides(batch: ClientBatch) -> None:
+    """At whole months a frequency w is seen as 2 pi - w, with one of each client's amplitudes turned."""
+    w = pyro.sample("w", dist.Uniform(0.5, 6.0))
+    tau, noise = (pyro.sample(name, dist.HalfNormal(1.0)) for name in ("tau", "noise"))
+    with batch.clients():
+        a, b = (pyro.sample(name, dist.Normal(0.0, tau)) for name in "ab")
+        with batch.data():
+            wave = a * torch.sin(w * batch.t) + b * torch.cos(w * batch.t)
+            pyro.sample("y", dist.Normal(wave, noise), obs=batch.y)
 
-    def density(x: Tensor) -> tuple[Tensor, Tensor]:
-        x = x.detach().requires_grad_()
-        with torch.enable_grad():
-            each = share.log() - sd.log() - 0.5 * ((x - loc) / sd).square()
-            value = each.logsumexp(1)
-        return value.detach(), torch.autograd.grad(value.sum(), x)[0]
 
-    one, none = torch.ones(1, 1, dtype=torch.float64), torch.ones(0, dtype=torch.float64)
-    modes = [Whitening(m[None], s * one, none) for m, s in zip(loc, sd, strict=True)]
-    start = loc[torch.arange(32) % 2, None]
-    drawn = sampled(
-        density,
-        start,
-        Whitening(loc.mean()[None], 20.0 * one, none),
-        draws=16_000,
-        warmup=60,
-        least=500,
-        seed=0,
-        jumps=True,
-        modes=modes,
+@pytest.mark.slow
+def test_modes_at_which_clients_differ_are_visited() -> None:
+    g, client = np.random.default_rng(81), np.repeat(np.arange(7), 15)
+    t, a = np.tile(np.arange(15.0), 7), g.normal(size=(7, 2))[client]
+    y = a[:, 0] * np.sin(2.1 * t) + a[:, 1] * np.cos(2.1 * t) + 0.8 * g.normal(size=105)
+    rows = {"t": torch.tensor(t), "y": torch.tensor(y)}
+    fit = hierfl.fit(tides, ClientData.from_arrays(client, names=list("abcdefg"), **rows), seed=0)
+    w = fit.get_samples(draws=2000)["w"]
+    assert abs(float(w.mean()) - np.pi) < 0.2
+    assert abs(float(w.std()) - (np.pi - 2.1)) < 0.05
+    assert fit.summary().trustworthy
+
+
+def of_two_normals() -> tuple[torch.distributions.MixtureSameFamily, list[Mode]]:
+    """Two Normal distributions of a number and two clients' two, of which rows see other signs."""
+    g = torch.Generator().manual_seed(0)
+    slopes = torch.randn(2, 2, 1, generator=g, dtype=torch.float64)
+    own = torch.randn(2, 2, 2, generator=g, dtype=torch.float64).tril() + 2.0 * torch.eye(2)
+    modes = [
+        Mode(30.0 * sign * torch.ones(5), sd * torch.ones(1, 1), sign * slopes, own)
+        for sign, sd in ((1.0, 1.0), (-1.0, 0.2))
+    ]
+    loc, tril = (
+        torch.stack([of.loc for of in modes]),
+        torch.stack([of.at(torch.eye(5)) for of in modes]),
     )
+    normals = torch.distributions.MultivariateNormal(loc, scale_tril=(tril - loc[:, None]).mT)
+    share = torch.distributions.Categorical(torch.tensor([0.3, 0.7]))
+    return torch.distributions.MixtureSameFamily(share, normals), modes
+
+
+def test_jumps_between_modes_leave_the_density() -> None:
+    """Their masses, widths and correlations are not equal, and trajectories do not pass between."""
+    with double_precision():
+        mixture, modes = of_two_normals()
+
+        def density(x: Tensor) -> tuple[Tensor, Tensor]:
+            x = x.detach().requires_grad_()
+            with torch.enable_grad():
+                value = mixture.log_prob(x)
+            return value.detach(), torch.autograd.grad(value.sum(), x)[0]
+
+        start = torch.stack([of.loc for of in modes])[torch.arange(32) % 2]
+        whitening = Whitening(torch.zeros(5), torch.full((1, 1), 20.0), torch.ones(4))
+        how: dict[str, Any] = {
+            "draws": 16_000,
+            "warmup": 60,
+            "least": 500,
+            "seed": 0,
+            "jumps": True,
+        }
+        drawn = sampled(density, start, whitening, **how, modes=modes)
     assert drawn.r_hat < 1.05
     low = drawn.draws[drawn.draws[:, 0] < 0.0, 0]
     assert abs(len(low) / len(drawn.draws) - 0.7) < 0.04
-    assert abs(float(low.std()) - 1.0) < 0.1
+    assert abs(float(low.std()) - 0.2) < 0.02
+
+
+def test_a_mode_is_the_normal_distribution_that_its_curvature_tells() -> None:
+    with double_precision():
+        modes = of_two_normals()[1]
+        x = torch.randn(9, 5)
+        for mode in modes:
+            precision = torch.linalg.inv(
+                (mode.at(torch.eye(5)) - mode.loc).mT @ (mode.at(torch.eye(5)) - mode.loc)
+            )
+            again = normal_about(lambda z, m=mode, p=precision: (m.loc - z) @ p, mode.loc, 2, 2)
+            torch.testing.assert_close(mode.back(mode.at(x)), x)
+            torch.testing.assert_close(again.at(x), mode.at(x), rtol=1e-5, atol=1e-5)
+
+
+def test_points_climb_at_once_to_the_modes_that_are_nearest() -> None:
+    x = torch.tensor([[-1.0, -3.0], [0.5, 4.0], [9.0, 1.0]], dtype=torch.float64)
+
+    def density(x: Tensor) -> tuple[Tensor, Tensor]:
+        """Modes at -2 and 2 of the first, of which 0 has no slope; the second is narrow and follows it."""
+        first, other = x.unbind(1)
+        away = other - first
+        slope = -4.0 * first * (first.square() - 4.0) + 1e4 * away
+        return -(first.square() - 4.0).square() - 0.5e4 * away.square(), torch.stack(
+            [slope, -1e4 * away], 1
+        )
+
+    at, value = climbed_at_once(density, x, 80, 1.0)
+    torch.testing.assert_close(at.abs(), torch.full_like(at, 2.0), rtol=1e-4, atol=1e-4)
+    assert at[0, 0] < 0.0 < at[1:, 0].min()
+    assert value.abs().max() < 1e-4

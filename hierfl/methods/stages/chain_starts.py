@@ -17,12 +17,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.chains import MOST_JUMPING, Whitening, thinned, whitening_of
+from hierfl.core.chains import MOST_JUMPING, Mode, Whitening, thinned, whitening_of
 from hierfl.core.gaussians import Factor
 from hierfl.methods.stages.centering import Centering, ScaledPoint
 from hierfl.methods.stages.joint import Joint, Standard, standard_of
-from hierfl.methods.stages.modes import Slopes, climbed, normal_about
-from hierfl.optimizers import Adam
+from hierfl.methods.stages.modes import Slopes, climbed, climbed_at_once, normal_about
 from hierfl.summaries.factor import factor_of, q_of
 from hierfl.summaries.growth import Growth, at_origin, moving
 from hierfl.summaries.moving import line_of
@@ -32,9 +31,9 @@ from hierfl.summaries.surrogate import any_client, prior_draws
 # moves to the mode of the scales, of which each is at most so long at first, and shorter each time
 MOVES, FARTHEST_MOVE, SHORTER = 8, 0.5, 0.7
 TRIES = 20  # points for each chain, of which it starts at a usable one
-# points of each kind for each chain, from the likeliest of which modes are looked for; first steps
-# there, and their length; modes that are compared, and how far points are apart that lead there
-POINTS, ASCENT, LENGTH, MODES, DISTANT = 5, 40, 0.1, 3, 0.5
+# points of each kind for each chain, from the likeliest of which modes are looked for; evaluations of
+# climbs there, and their longest moves; modes that are compared, and how far points are apart that lead there
+POINTS, ASCENT, LONGEST, MODES, DISTANT = 5, 40, 1.0, 3, 0.5
 # sds that modes are apart at least, and nats of their mass that the others may have less
 FAR, LESS = 4.0, 3.0
 NOWHERE_FINITE = (
@@ -50,17 +49,10 @@ FARTHEST = 5.0  # sds of the belief that a client's factor may move its scalars
 FEW = 4  # draws of z by which clients locate their mixing variables, for each number of z
 RENEWING = 256  # draws of chains about which factors are
 SCALED = 300  # numbers, with those that they scale, of whose scales a mode is looked for
+ELSEWHERE = 1.0  # sds by the prior between a client's scalars at modes that no factor serves both
 NEAR = 0.1  # sd of scalars about their mode where they are standardized by no factor
 # nats below the highest density at which a point is usable: for each scalar, and in all
 NATS, MORE = 5.0, 10.0
-
-
-class Mode(NamedTuple):
-    """A mode of the density by factors that are 0, and the mass about it."""
-
-    at: Tensor  # (K + N E,)
-    of_z: Whitening  # by the curvature there
-    mass: float  # its log
 
 
 class ChainStart(NamedTuple):
@@ -69,7 +61,12 @@ class ChainStart(NamedTuple):
     standard: Standard
     points: Tensor  # (C, K + N E)
     whitening: Whitening
-    modes: tuple[Whitening, ...] = ()  # of z, in these coordinates, about which chains start
+    modes: tuple[Mode, ...] = ()  # about which chains start
+
+    def misses(self, x: Tensor) -> bool:
+        """Return whether no draw is near one of these modes; draws x (S, K) are in these coordinates."""
+        farthest = FAR + math.sqrt(x.shape[1])
+        return any(bool(of.leading_back(x).norm(dim=1).min() > farthest) for of in self.modes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,26 +85,59 @@ class ChainStarts:
         alone = self.alone(draws_z)
         modes = self.modes(alone, draws_z)
         start, mode = self._about_mode(alone, draws_z, modes[0])
-        shared, back = self.joint.shared, start.standard.centering.back
-        if len(modes) == 1 or shared > MOST_JUMPING:  # chains would not pass from mode to mode
+        if (
+            len(modes) == 1 or self.joint.shared > MOST_JUMPING
+        ):  # chains would not pass from mode to mode
             other = self._about_scales(alone, mode)
             return start if other is None else max(start, other, key=self._mass_about)
-        points, own = start.points.clone(), self._normal(self.joint.size - shared)
-        for k, of in enumerate(modes[1:], 1):
-            z = self._spread(of.of_z, alone, of.at)[: self.joint.count]
-            points[k :: len(modes)] = back(torch.cat([z, own], 1))[k :: len(modes)]
-        of_z = [of.of_z._replace(loc=back(of.at[None, :shared])[0]) for of in modes]
-        return start._replace(points=points, modes=tuple(of_z))
+        return self._about_modes(alone, modes, start)
+
+    def _about_modes(self, alone: Standard, modes: list[Mode], start: ChainStart) -> ChainStart:
+        """Return a start about several modes, of which the first is that of `start`."""
+        shared = self.joint.shared
+        own = torch.stack([of.loc[shared:] for of in modes])
+        if bool(
+            ((own - own[0]).abs() > ELSEWHERE).any()
+        ):  # factors about one mode do not suit others
+            scale = torch.ones(own.shape[1])
+            whitening = modes[0].leading._replace(loc=modes[0].loc, scale=scale)
+            start = ChainStart(alone, start.points, whitening)
+        points, back = start.points.clone(), start.standard.centering.back
+        noise = NEAR * self._normal(own.shape[1])
+        for k, of in enumerate(modes):
+            if k or start.standard is alone:
+                z = back(self._spread(of.leading, alone, of.loc)[: self.joint.count])
+                near = self._with_own(z, start.standard) + torch.cat(
+                    [torch.zeros_like(z), noise], 1
+                )
+                points[k :: len(modes)] = near[k :: len(modes)]
+        z = back(torch.stack([of.loc[:shared] for of in modes]))
+        return start._replace(points=points, modes=self.modes_at(z, start.standard))
+
+    def modes_at(self, z: Tensor, standard: Standard) -> tuple[Mode, ...]:
+        """Return modes whose z (M, K) are known."""
+        slopes = self._slopes(standard, self.joint.size)
+        return tuple(self._normal_by(slopes, at) for at in self._with_own(z, standard))
+
+    def _with_own(self, z: Tensor, standard: Standard) -> Tensor:
+        """Return points at z (S, K) with clients' scalars at their mode there, (S, K + N E)."""
+        x = torch.nn.functional.pad(z, (0, self.joint.size - self.joint.shared))
+        is_own = torch.arange(self.joint.size) >= self.joint.shared
+
+        def density(x: Tensor) -> tuple[Tensor, Tensor]:
+            value, slope = self.joint.at(x, standard)
+            return value, slope * is_own
+
+        return climbed_at_once(density, x, ASCENT)[0] if self.joint.has_own else x
 
     def modes(self, alone: Standard, draws_z: Tensor) -> list[Mode]:
         """Return the mode of most mass, and those far from it of nearly as much, that climbs reach."""
         highest = self._ascended(alone, draws_z)
         reached = [self._mode_at(alone, self._mode(alone, x)) for x in highest]
-        first, *others = sorted(reached, key=lambda of: -of.mass)
+        (first, most), *others = sorted(reached, key=lambda of: -of[1])
         modes = [first]
-        for of in others:
-            is_far = all(min(_sds(of, one), _sds(one, of)) > FAR for one in modes)
-            if is_far and of.mass > first.mass - LESS:
+        for of, mass in others:
+            if mass > most - LESS and all(_are_apart(of, one) for one in modes):
                 modes.append(of)
         return modes
 
@@ -119,14 +149,14 @@ class ChainStarts:
         modes = [first]
         if self.joint.has_own:
             highest = self._ascended(alone, draws_z, APART)[0]
-            modes.append(self._mode_at(alone, self._mode(alone, highest, APART)))
+            modes.append(self._mode_at(alone, self._mode(alone, highest, APART))[0])
         reached = [self._reached(alone, of) for of in modes]
         (mode, of_z, near), standard, _ = max(reached, key=lambda of: of[-1])
         by_none = alone, mode, of_z, near
         # again, by factors about the mode by factors
         is_shared = torch.arange(len(mode)) < shared
         at = self._mode(standard, torch.where(is_shared, mode, 0.0))
-        of_z = self._whitening(standard, at[:shared])
+        of_z = self._normal_about(standard, at).leading
         near = self._spread(of_z, standard, at)
         standard, at = self._about(self.joint.z_of(near, standard)), torch.where(is_shared, at, 0.0)
         own = self._normal(len(at) - shared)
@@ -165,11 +195,11 @@ class ChainStarts:
         self, alone: Standard, of: Mode
     ) -> tuple[tuple[Tensor, Whitening, Tensor], Standard, float]:
         """Return a mode with points about it, factors there, and what density these points then have."""
-        near = self._spread(of.of_z, alone, of.at)
+        near = self._spread(of.leading, alone, of.loc)
         standard, x = self._about(self.joint.z_of(near, alone)), near[: self.joint.count]
         points = torch.cat([x, self._normal(self.joint.size - self.joint.shared)], 1)
         typical = self.joint.at(points, standard)[0].nan_to_num(nan=-torch.inf).median()
-        return (of.at, of.of_z, near), standard, float(typical)
+        return (of.loc, of.leading, near), standard, float(typical)
 
     def alone(self, z: Tensor) -> Standard:
         """Return scales by the prior alone, about draws of z (S, K)."""
@@ -229,14 +259,8 @@ class ChainStarts:
             raise ValueError(f"{NOWHERE_FINITE}{self._fault(draws_z[0])}")
         best = value.topk(-(-count // len(places)), 1).indices
         at = x.gather(1, best[..., None].expand(-1, -1, x.shape[2])).flatten(0, 1)[:count]
-        climb = Adam(LENGTH)
-        state = climb.init(at)
-        for _ in range(ASCENT):
-            slope = self._narrowed(at, standard, apart)[1].nan_to_num(0.0, 0.0, 0.0)
-            move, state = climb.update(-slope, state)
-            at = at + move
-        value = self._narrowed(at, standard, apart)[0]
-        value = value.nan_to_num(nan=-torch.inf, posinf=-torch.inf)
+        narrowed = partial(self._narrowed, standard=standard, apart=apart)
+        at, value = climbed_at_once(narrowed, at, ASCENT, LONGEST)
         chosen = list[Tensor]()
         for x in at[value.argsort(descending=True)]:  # of one mode many would reach the same
             is_apart = all(bool((x - other)[:shared].norm() > DISTANT) for other in chosen)
@@ -244,11 +268,11 @@ class ChainStarts:
                 chosen.append(x)
         return torch.stack(chosen)
 
-    def _mode_at(self, standard: Standard, at: Tensor) -> Mode:
-        """Return a mode with the log mass about it, by its curvature in z: the higher one may be narrow."""
-        of_z = self._whitening(standard, at[: self.joint.shared])
-        value = self._narrowed(at[None], standard)[0] + of_z.tril.diagonal().log().sum()
-        return Mode(at, of_z, float(value.nan_to_num(nan=-torch.inf, posinf=-torch.inf)))
+    def _mode_at(self, standard: Standard, at: Tensor) -> tuple[Mode, float]:
+        """Return a mode and the log mass about it, by its curvature: the higher one may be narrow."""
+        mode = self._normal_about(standard, at)
+        value = self._narrowed(at[None], standard)[0] + mode.volume
+        return mode, float(value.nan_to_num(nan=-torch.inf, posinf=-torch.inf))
 
     def _fault(self, z: Tensor) -> str:
         """Say which term is not finite at z (K,): a prior, or the likelihood of a client's rows."""
@@ -294,9 +318,13 @@ class ChainStarts:
 
         return slopes
 
-    def _whitening(self, standard: Standard, mode: Tensor) -> Whitening:
-        """Return the Normal distribution of the leading coordinates by the curvature at their mode."""
-        return normal_about(self._slopes(standard, len(mode)), mode)
+    def _normal_about(self, standard: Standard, at: Tensor) -> Mode:
+        """Return the Normal distribution by the curvature at a mode, with narrower e."""
+        return self._normal_by(lambda x: self._narrowed(x, standard)[1], at)
+
+    def _normal_by(self, slopes: Slopes, at: Tensor) -> Mode:
+        own = (self.joint.own, self.joint.rows.clients) if self.joint.has_own else (0, 0)
+        return normal_about(slopes, at, *own)
 
     def _about_scales(self, alone: Standard, mode: Tensor) -> ChainStart | None:
         """Return a start about the mode of the scales alone, the numbers that they scale being integrated.
@@ -309,19 +337,19 @@ class ChainStarts:
             return None
         farthest = torch.full((size,), torch.inf)
         farthest[outside] = FARTHEST_MOVE
-        numbers, normal = mode, self._whitening(alone, mode)
+        numbers, normal = mode, normal_about(self._slopes(alone, size), mode)
         for _ in range(MOVES):
             centering = self._centering(alone, numbers, normal.tril.square().sum(1).sqrt())
             if not len(centering.mode):
                 return None
             standard = alone._replace(centering=centering)
             at = climbed(partial(self.joint.at, standard=standard), numbers, farthest)
-            normal = self._whitening(standard, at)
+            normal = normal_about(self._slopes(standard, size), at)
             is_there = bool(((at - numbers).abs() < farthest).all())
             numbers, farthest = centering.at(at[None])[0][0], SHORTER * farthest
             if is_there:
                 break
-        return ChainStart(standard, at + self._normal(size) @ normal.tril.mT, normal)
+        return ChainStart(standard, at + self._normal(size) @ normal.tril.mT, normal.leading)
 
     def _mass_about(self, start: ChainStart) -> float:
         """Return the log of about how much mass there is about a start, of whose points every second one is wide."""
@@ -350,7 +378,7 @@ class ChainStarts:
         return z[torch.arange(max(count, len(z))) % len(z)]
 
 
-def _sds(of: Mode, other: Mode) -> float:
-    """Return how many sds of another mode one is from it."""
-    away = (of.at - other.at)[: len(other.of_z.tril), None]
-    return float(torch.linalg.solve_triangular(other.of_z.tril, away, upper=False).norm())
+def _are_apart(one: Mode, other: Mode) -> bool:
+    """Return whether two modes are far from each other in sds of the wider one."""
+    sds = one.leading_back(other.loc[None]), other.leading_back(one.loc[None])
+    return bool(torch.cat(sds).norm(dim=1).min() > FAR)

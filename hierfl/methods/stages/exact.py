@@ -178,9 +178,11 @@ class Chains:
             first = ChainCoordinates(*how, modes=start.modes)
             others = (self._plain, self._renewed)
             where, drawn = until_mixed(first, others, start.points, start.whitening)
-            t = where.joint.mixing(drawn.draws, where.standard)
-            draws = torch.cat([where.joint.z_of(drawn.draws, where.standard), t], 1)
-        return Ended(draws, drawn.r_hat, min(drawn.effective, float(count)))
+            z = where.joint.z_of(drawn.draws, where.standard)
+            draws = torch.cat([z, where.joint.mixing(drawn.draws, where.standard)], 1)
+            missed = bool(start.modes) and start.misses(self.joint.x_of(z, start.standard))
+        r_hat = math.inf if missed else drawn.r_hat
+        return Ended(draws, r_hat, min(drawn.effective, float(count)))
 
     def has_modes(self, state: ServerState) -> bool:
         """Return whether climbs from many places reach several modes of about as much mass."""
@@ -199,7 +201,10 @@ class Chains:
         if start is None:
             return None
         back = start.standard.centering.back
-        modes = tuple(of._replace(loc=back(of.loc[None])[0]) for of in here.modes)
+        modes = here.modes
+        if modes:
+            z = back(torch.stack([of.loc[: self.joint.shared] for of in modes]))
+            modes = self._starts.modes_at(z, start.standard)
         here = replace(here, standard=start.standard, modes=modes)
         return here, start.points, start.whitening
 

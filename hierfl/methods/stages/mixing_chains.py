@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hierfl.core.chains import Sampled, Whitening, sampled, thinned, whitening_of
+from hierfl.core.chains import Mode, Sampled, Whitening, sampled, thinned, whitening_of
 from hierfl.core.draw_quality import END_OFF_BY_CHANCE, quality_of
 from hierfl.methods.stages.joint import Joint, Standard, flat
 
@@ -48,7 +48,7 @@ class ChainCoordinates:
     draws: int
     said: Said
     jumps: bool = True
-    modes: tuple[Whitening, ...] = ()  # that jumps are about
+    modes: tuple[Mode, ...] = ()  # that jumps are between
 
     @cached_property
     def seconds(self) -> float:
