@@ -444,6 +444,6 @@ def test_points_climb_at_once_to_the_modes_that_are_nearest() -> None:
         )
 
     at, value = climbed_at_once(density, x, 80, 1.0)
-    torch.testing.assert_close(at.abs(), torch.full_like(at, 2.0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(at.abs(), torch.full_like(at, 2.0), rtol=0.0, atol=1e-2)
     assert at[0, 0] < 0.0 < at[1:, 0].min()
-    assert value.abs().max() < 1e-4
+    assert value.abs().max() < 1e-2

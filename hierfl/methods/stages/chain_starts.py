@@ -33,7 +33,7 @@ MOVES, FARTHEST_MOVE, SHORTER = 8, 0.5, 0.7
 TRIES = 20  # points for each chain, of which it starts at a usable one
 # points of each kind for each chain, from the likeliest of which modes are looked for; evaluations of
 # climbs there, and their longest moves; modes that are compared, and how far points are apart that lead there
-POINTS, ASCENT, LONGEST, MODES, DISTANT = 5, 40, 1.0, 3, 0.5
+POINTS, ASCENT, LONGEST, MODES, DISTANT = 5, 100, 1.0, 3, 0.5
 # sds that modes are apart at least, and nats of their mass that the others may have less
 FAR, LESS = 4.0, 3.0
 NOWHERE_FINITE = (
@@ -133,7 +133,7 @@ class ChainStarts:
     def modes(self, alone: Standard, draws_z: Tensor) -> list[Mode]:
         """Return the mode of most mass, and those far from it of nearly as much, that climbs reach."""
         highest = self._ascended(alone, draws_z)
-        reached = [self._mode_at(alone, self._mode(alone, x)) for x in highest]
+        reached = [self._mode_at(alone, x) for x in highest]
         (first, most), *others = sorted(reached, key=lambda of: -of[1])
         modes = [first]
         for of, mass in others:
@@ -149,13 +149,14 @@ class ChainStarts:
         modes = [first]
         if self.joint.has_own:
             highest = self._ascended(alone, draws_z, APART)[0]
-            modes.append(self._mode_at(alone, self._mode(alone, highest, APART))[0])
+            modes.append(self._mode_at(alone, highest)[0])
         reached = [self._reached(alone, of) for of in modes]
         (mode, of_z, near), standard, _ = max(reached, key=lambda of: of[-1])
         by_none = alone, mode, of_z, near
         # again, by factors about the mode by factors
         is_shared = torch.arange(len(mode)) < shared
-        at = self._mode(standard, torch.where(is_shared, mode, 0.0))
+        narrowed = partial(self._narrowed, standard=standard)
+        at = climbed(narrowed, torch.where(is_shared, mode, 0.0))
         of_z = self._normal_about(standard, at).leading
         near = self._spread(of_z, standard, at)
         standard, at = self._about(self.joint.z_of(near, standard)), torch.where(is_shared, at, 0.0)
@@ -244,7 +245,7 @@ class ChainStarts:
         return torch.randn(count * self.joint.count, size, generator=g)
 
     def _ascended(self, standard: Standard, draws_z: Tensor, apart: float = 0.0) -> Tensor:
-        """Return the highest points (at most MODES, K + N E), apart, that short climbs from many places reach."""
+        """Return the highest points (at most MODES, K + N E), apart, that climbs from many places reach."""
         hierarchy, shared, count = self.joint.hierarchy, self.joint.shared, self.joint.count
         # of vague priors all draws may be impossible
         near = hierarchy.reading.origin.double() + AWAY * self._normal(shared, POINTS)
@@ -289,10 +290,6 @@ class ChainStarts:
         sites = ", ".join(f"'{name}'" for name in (*program.labels, *program.factors))
         of_rows = f"; the likelihood {sites} of {bad} of {len(v)} clients is not finite there"
         return of_rows if bad else ""
-
-    def _mode(self, standard: Standard, start: Tensor, apart: float = 0.0) -> Tensor:
-        """Return the mode of the density, with narrower e, from a point (K + N E,)."""
-        return climbed(lambda x: self._narrowed(x, standard, apart), start)
 
     def _narrowed(self, x: Tensor, standard: Standard, apart: float = 0.0) -> tuple[Tensor, Tensor]:
         """Return log densities (S,) with narrower e and gradients (S, K + N E), at points x.

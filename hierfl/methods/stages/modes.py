@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import scipy  # which loads scipy.optimize when it is used
@@ -13,10 +14,9 @@ from torch import Tensor
 from hierfl.core.chains import Density, Mode
 
 CLIMB = 100  # steps to a mode
-PAIRS, ENOUGH = (
-    10,
-    1e-4,
-)  # by which many points climb at once; the share of an expected rise that is one
+# of many points that climb at once: pairs that they remember; the share of an expected rise that is one;
+# nats below the highest within which points are to reach their modes, and the slope there
+PAIRS, ENOUGH, HIGH, LEVEL = 30, 1e-4, 3.0, 0.1
 STEP, FLATTEST = 1e-4, 0.02  # of differences of slopes; least curvature of a direction
 LOWEST = 1e30  # log density of a point where it is not finite
 
@@ -53,48 +53,51 @@ def climbed(density: Density, start: Tensor, farthest: Tensor | None = None) -> 
 def climbed_at_once(
     density: Density, at: Tensor, steps: int, longest: float = math.inf
 ) -> tuple[Tensor, Tensor]:
-    """Return where so many evaluations lead from points (S, K), and the densities there, (S,).
+    """Return where so many evaluations at most lead from points (S, K), and the densities there, (S,).
 
     L-BFGS (Nocedal and Wright 2006, algorithm 7.5) of each point, whose scalars move by at most
-    `longest`; a move that does not rise is halved.
+    `longest`; a move that does not rise is halved. It ends where the highest points are at their modes.
     """
     value, slope = _finite(*density(at))
-    pairs = at.new_zeros(PAIRS, 2, *at.shape)
-    length, ahead = torch.ones(len(at)), _ahead(slope, pairs, longest)
+    pairs = deque[tuple[Tensor, Tensor, Tensor]](maxlen=PAIRS)
+    scale = (1.0 / slope.norm(dim=1)).nan_to_num(0.0, 0.0, 0.0)
+    ahead, length = _moved(slope, scale, pairs, longest), torch.ones(len(at))
     for _ in range(steps):
         move = length[:, None] * ahead
         new, slope_there = _finite(*density(at + move))
         rises = new >= value + ENOUGH * (move * slope).sum(1)
-        last = torch.stack([move, slope - slope_there])
-        pairs = torch.where(rises[:, None], torch.cat([pairs[1:], last[None]]), pairs)
+        change = slope - slope_there
+        curved = (move * change).sum(1)
+        is_pair = rises & (curved > 0.0)
+        pairs.append((move, change, torch.where(is_pair, 1.0 / curved, 0.0)))
+        scale = torch.where(is_pair, curved / change.square().sum(1), scale)
         at = torch.where(rises[:, None], at + move, at)
         slope = torch.where(rises[:, None], slope_there, slope)
         value = torch.where(rises, new, value)
         length = torch.where(rises, 1.0, 0.5 * length)
-        ahead = torch.where(rises[:, None], _ahead(slope, pairs, longest), ahead)
+        ahead = torch.where(rises[:, None], _moved(slope, scale, pairs, longest), ahead)
+        is_high = value > value.max() - HIGH
+        if bool((slope[is_high].norm(dim=1) < LEVEL).all()):
+            break
     return at, value
 
 
 def _finite(value: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-    return value.nan_to_num(nan=-LOWEST, posinf=-LOWEST, neginf=-LOWEST), slope.nan_to_num(
-        0.0, 0.0, 0.0
-    )
+    finite = value.nan_to_num(nan=-LOWEST, posinf=-LOWEST, neginf=-LOWEST)
+    return finite, slope.nan_to_num(0.0, 0.0, 0.0)
 
 
-def _ahead(slope: Tensor, pairs: Tensor, longest: float) -> Tensor:
-    """Return the next move (S, K) by pairs (PAIRS, 2, S, K) of moves and changes of slopes, 0 where there are none."""
-    moves, changes = pairs.unbind(1)
-    curved = (moves * changes).sum(2)
-    weight = torch.where(curved > 0.0, 1.0 / curved, 0.0)  # (PAIRS, S)
+def _moved(
+    slope: Tensor, scale: Tensor, pairs: Iterable[tuple[Tensor, Tensor, Tensor]], longest: float
+) -> Tensor:
+    """Return the next moves (S, K) by pairs of moves, changes of slopes, and weights (S,), 0 of no pair."""
     ahead, along = slope, list[Tensor]()
-    for move, change, of in zip(moves.flip(0), changes.flip(0), weight.flip(0), strict=True):
-        along.append(of * (move * ahead).sum(1))
+    for move, change, weight in reversed([*pairs]):
+        along.append(weight * (move * ahead).sum(1))
         ahead = ahead - along[-1][:, None] * change
-    scale = curved[-1] / changes[-1].square().sum(1)
-    scale = torch.where(curved[-1] > 0.0, scale, 1.0 / slope.norm(dim=1))
-    ahead = scale.nan_to_num(0.0, 0.0, 0.0)[:, None] * ahead
-    for move, change, of, b in zip(moves, changes, weight, reversed(along), strict=True):
-        ahead = ahead + (b - of * (change * ahead).sum(1))[:, None] * move
+    ahead = scale[:, None] * ahead
+    for (move, change, weight), b in zip(pairs, reversed(along), strict=True):
+        ahead = ahead + (b - weight * (change * ahead).sum(1))[:, None] * move
     return ahead * (longest / ahead.abs().amax(1, keepdim=True)).clamp(max=1.0)
 
 
