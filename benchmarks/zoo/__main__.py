@@ -157,7 +157,7 @@ compared with NUTS of NumPyro on the same file, two chains of 500 + 1,000 steps 
 sites the table has the mean that is furthest from NUTS's, in NUTS's sds, and the ratio of sds that is
 furthest from 1; a number without a variance is compared by its log. A fit is right if these are within 0.15
 and 15%: the largest of dozens of errors of NUTS's own is about 0.1. Rows without
-NUTS's numbers have not been sampled yet.
+NUTS's numbers have not been sampled yet, or have params, which NUTS does not learn.
 """
 
 
