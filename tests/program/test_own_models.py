@@ -393,6 +393,36 @@ def test_one_hot_codes_are_carried() -> None:
     assert torch.equal(mapped, torch.nn.functional.one_hot(codes, 3))
 
 
+SPECIAL = (
+    "digamma entr erf erfc erfcx gammaln i0e log_ndtr ndtr ndtri xlogy gammaincc logit".split()
+)
+TWO = {"xlogy", "gammaincc"}  # of two arguments
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_functions_are_mapped_without_a_loop(name: str) -> None:
+    x = torch.tensor([0.2, 0.9], dtype=torch.float64)
+    own = getattr(torch.special, name)
+    with unchecked():
+        carried = getattr(torch.special, name)
+
+    def second(function: Any, x: Tensor) -> Tensor:
+        of = (lambda x: function(torch.ones_like(x), x)) if name in TWO else function
+        return torch.func.grad(torch.func.grad(of))(x)
+
+    mapped = torch.vmap(lambda x: second(carried, x))(x)  # a loop warns
+    torch.testing.assert_close(mapped, torch.stack([second(own, v) for v in x]))
+
+
+def test_log_ndtr_has_second_derivatives_in_both_tails() -> None:
+    x = torch.tensor([-30.0, 0.0, 30.0])
+    with unchecked():
+        second = torch.vmap(torch.func.grad(torch.func.grad(torch.special.log_ndtr)))(x)
+    torch.testing.assert_close(
+        second, torch.tensor([-0.9989, -2.0 / torch.pi, 0.0]), rtol=0, atol=1e-4
+    )
+
+
 @pytest.mark.parametrize("name", ["StickBreakingTransform", "CorrCholeskyTransform"])
 def test_broken_sticks_have_second_derivatives_under_vmap(name: str) -> None:
     x = torch.tensor([0.5, -2.0, 3.0, 0.7, 0.1, -1.1], dtype=torch.float64)
