@@ -20,6 +20,7 @@ import hierfl
 from hierfl import ClientBatch, ClientData, ProgramError, full_batch
 from hierfl.diagnostics.formula_tables import titled
 from hierfl.diagnostics.local_draws import local_draws
+from hierfl.nodes import in_process
 from hierfl.program.handlers import log_joint, unchecked
 from hierfl.runs.choice import choose
 from tests.programs import learned
@@ -88,6 +89,35 @@ def test_rows_whose_response_is_nan_and_masked_are_as_if_they_were_not_there(
     np.testing.assert_allclose(scores, expected.predict(seen).scores(), rtol=1e-4)
     assert bool(masked_fit.predict(data).mean.isfinite().all())
     assert masked_fit.replicate(data).shape == (200, 72)
+
+
+def zeros_trick(batch: ClientBatch, fn: Any) -> None:
+    pyro.sample("zero", dist.Poisson(9.0 - fn.log_prob(batch.y)), obs=torch.zeros_like(batch.y))
+
+
+def ones_trick(batch: ClientBatch, fn: Any) -> None:
+    pyro.sample("one", dist.Bernoulli((fn.log_prob(batch.y) - 9.0).exp()), obs=torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("trick", [zeros_trick, ones_trick])
+def test_a_constant_is_observed_by_rows_whose_fields_are_in_its_parameters(trick: Observe) -> None:
+    data = ClientData.from_arrays(CLIENT, x=X, y=Y)
+    assert choose(model_of(trick), data).method.name == "two_stage"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trick", [zeros_trick, ones_trick])
+def test_an_observed_constant_gives_the_posterior_of_the_rows(
+    trick: Observe, tmp_path: Path
+) -> None:
+    data = ClientData.from_arrays(CLIENT, x=X, y=Y)
+    expected = gathered(whole, data).draws(200).shared
+    over = hierfl.nodes.fit(
+        hierfl.methods.two_stage(model_of(trick), draws=300), in_process(data, tmp_path), seed=0
+    )
+    for name, value in gathered(trick, data).draws(200).shared.items():
+        torch.testing.assert_close(value.mean(0), expected[name].mean(0), rtol=0.0, atol=0.1)
+        torch.testing.assert_close(over.draws(200).shared[name], value, rtol=1e-4, atol=1e-4)
 
 
 def nan_vectors(a: Tensor, batch: ClientBatch) -> None:
