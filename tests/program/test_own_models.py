@@ -22,6 +22,7 @@ from hierfl.diagnostics.formula_tables import titled
 from hierfl.diagnostics.local_draws import local_draws
 from hierfl.nodes import in_process
 from hierfl.program.handlers import log_joint, unchecked
+from hierfl.program.read import read_model
 from hierfl.runs.choice import choose
 from tests.programs import learned
 
@@ -423,6 +424,29 @@ def test_one_hot_codes_are_carried() -> None:
     assert torch.equal(mapped, torch.nn.functional.one_hot(codes, 3))
 
 
+# ------------------------------------------------------------------ sites without a slope
+@pytest.mark.parametrize("is_local", [False, True])
+def test_a_site_that_is_only_compared_is_refused_by_name(is_local: bool) -> None:
+    data = ClientData.from_arrays(CLIENT, x=X, y=Y)
+
+    def model_by(mean_of: Callable[..., Tensor]) -> Callable[[ClientBatch], None]:
+        def model(batch: ClientBatch) -> None:
+            jump = pyro.sample("jump", dist.Normal(0.0, 1.0))
+            center = pyro.sample("day" if not is_local else "center", dist.Normal(0.0, 1.0))
+            with batch.clients():
+                day = pyro.sample("day", dist.Normal(center, 1.0)) if is_local else center
+                with batch.data():
+                    pyro.sample("y", dist.Normal(mean_of(batch.x - day, jump), 1.0), obs=batch.y)
+
+        return model
+
+    read_model(model_by(lambda away, jump: jump * torch.sigmoid(away / 0.1)), data)
+    read_model(model_by(lambda away, jump: torch.where(away > 0.0, jump * away, 0.0)), data)
+    with pytest.raises(ProgramError, match=r"site 'day' is only compared.*write a smooth switch"):
+        read_model(model_by(lambda away, jump: torch.where(away > 0.0, jump, 0.0)), data)
+
+
+# ------------------------------------------------------------------ special functions
 SPECIAL = (
     "digamma entr erf erfc erfcx gammaln i0e log_ndtr ndtr ndtri xlogy gammaincc logit".split()
 )
