@@ -14,9 +14,10 @@ from torch import Tensor
 import hierfl
 from benchmarks.zoo.reading import data_of, program_of
 from hierfl import ClientBatch, ClientData
+from hierfl.core.draw_quality import DrawQuality
 from hierfl.core.process import double_precision
 from hierfl.core.trees import tree_map
-from hierfl.diagnostics.entries import OF_CLIENTS, checks_of_draws, entries_of_clients
+from hierfl.diagnostics.entries import OF_CLIENTS, Entries, checks_of_draws, entries_of_clients
 from hierfl.diagnostics.evidence import kept_densities
 from hierfl.engine.federation import federate
 from hierfl.methods.stages.checks import NOWHERE
@@ -422,6 +423,13 @@ def test_a_k_hat_of_draws_with_one_far_out_names_its_entry(done: hierfl.Fit) -> 
     verdict = with_server(done, final=replace(final, draws=draws)).summary()
     assert verdict.trustworthy is None
     assert "Check the tails: the Monte Carlo error of the sd of 'mu[1]' is" in verdict.verdict
+
+
+def test_both_answers_name_the_same_error_of_a_long_tail() -> None:
+    quality = DrawQuality(*torch.tensor([[900.0], [0.27], [0.24]]))
+    entries = Entries(("'lam[0]'",), quality, 900, long_tailed=(0,))
+    assert "of the sd of 'lam[0]' is 27%" in entries.tails().answer
+    assert "'lam[0]' (27%)" in entries.without_moments().answer
 
 
 def test_a_long_tail_is_said_and_is_no_fault_of_the_draws(done: hierfl.Fit) -> None:
