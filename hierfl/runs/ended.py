@@ -245,8 +245,9 @@ class Fallback:
     @property
     def _looks_for_modes(self) -> bool:
         """Whether chains, which would see other modes of a mixture, take too long, and a search for these does not."""
-        seconds = self.chains.seconds
-        return LOOKING < seconds <= LOOKING / A_SEARCH and is_mixture(self.federation.program)
+        if not is_mixture(self.federation.program):
+            return False
+        return LOOKING < self.chains.seconds <= LOOKING / A_SEARCH
 
     @property
     def _may_have_modes(self) -> bool:
