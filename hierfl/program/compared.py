@@ -20,7 +20,7 @@ from hierfl.program.supports import PriorCenters
 from hierfl.program.traces import Site, is_deterministic, is_latent, samples
 
 
-class _Marked(Messenger):
+class _MarkedLatents(Messenger):
     """Marks the values of latent sites by `requires_grad`, which dependents inherit."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class _Marked(Messenger):
 
 def check_slopes(model: Model, batch: ClientBatch) -> None:
     """Refuse a latent site that is compared, and that no density but its own has a slope in."""
-    marked, compared = _Marked(), Comparisons()
+    marked, compared = _MarkedLatents(), Comparisons()
     with untouched_store(), unchecked(), torch.enable_grad(), marked, PriorCenters():
         try:
             with compared:
