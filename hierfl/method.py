@@ -80,6 +80,7 @@ class Surprise(NamedTuple):
 
     p: Tensor  # (N,) probability of an update as far out, if the client is like the others
     away: Tensor  # (N,) how far out it is, 1 as far as updates lie on average
+    least_rows: int = 1  # of a client, with fewer of which p may be far off
 
 
 Up = Mapping[str, Share | LogShare | Each]

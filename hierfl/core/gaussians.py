@@ -251,7 +251,7 @@ def log1mexp(x: Tensor) -> Tensor:
 
 
 def log_normal_cdf(x: Tensor) -> Tensor:
-    """Return log Phi(x), exact in both tails; torch.special.log_ndtr is slow under vmap."""
+    """Return log Phi(x), exact in both tails, as are its derivatives; torch.special.log_ndtr is slow under vmap."""
     far = x < -1.0
     low = torch.where(far, x, -torch.ones_like(x))
     high = torch.where(far, torch.zeros_like(x), x)

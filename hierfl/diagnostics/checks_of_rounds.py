@@ -17,9 +17,10 @@ from hierfl.diagnostics.check import (
     listed,
     number,
 )
-from hierfl.engine.aggregate import COMPARED, CONFLICTS, FEWEST
+from hierfl.engine.aggregate import COMPARED, CONFLICTS, FEWEST_COMPARED
 from hierfl.engine.client_store import taken
 from hierfl.engine.rounds import absent_from, left_out_of_rounds, records_of
+from hierfl.methods.stages.server import LEAST_ROWS
 from hierfl.posterior.snapshot import Snapshot
 
 AT_ONCE = 4096  # clients whose states are looked at together
@@ -186,8 +187,9 @@ def _conflicting(fit: Snapshot) -> Iterator[Check]:
     question = "Does every client agree with the others?"
     if not compared[-1]:
         why = (
-            f"Not checked: this needs {FEWEST} to 2,000 clients, with local sites that are Normal "
-            "given the global ones, and a density of each row."
+            f"Not checked: this needs {FEWEST_COMPARED} to 2,000 clients, with local sites that are Normal "
+            "given the global ones, a density of each row, and, unless that is Gaussian, "
+            f"{LEAST_ROWS} rows."
         )
         yield Check(question, "not asked", why)
         return

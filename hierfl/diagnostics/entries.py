@@ -48,8 +48,8 @@ class Entries:
     quality: DrawQuality
     distinct: int  # the fewest values that an entry has, in single precision
     end_limit: float = END_OFF_BY_CHANCE  # largest error of an end, larger of a rough estimate
-    # those with a long tail, and the errors of their sds, which are no fault of the draws
-    long_tailed: tuple[str, ...] = ()
+    # places of those with a long tail: the errors of their sds are no fault of the draws
+    long_tailed: tuple[int, ...] = ()
 
     def too_few(self) -> str | None:
         """Return which draws are too few for a standard deviation, and the fix; None if none are."""
@@ -67,10 +67,16 @@ class Entries:
             )
         return None
 
+    def _excess(self) -> torch.Tensor:
+        """Return each entry's errors in units of their limits, (K,), of long tails those of the ends alone."""
+        long = torch.tensor(self.long_tailed, dtype=torch.int64)
+        judged = self.quality._replace(sd_error=self.quality.sd_error.index_fill(0, long, 0.0))
+        return judged.excess(self.end_limit)
+
     def _errors(self) -> str:
         """Return the Monte Carlo errors of the entry whose tails rest on the fewest draws, in words."""
         sd, end = self.quality.sd_error, self.quality.end_error
-        worst = int(self.quality.excess(self.end_limit).argmax())
+        worst = int(self._excess().argmax())
         return (
             f"the Monte Carlo error of the sd of {self.names[worst]} is {float(sd[worst]):.0%}, "
             f"and that of its 5% and 95% points {float(end[worst]):.2f} sd"
@@ -90,7 +96,7 @@ class Entries:
         question: str = TAILS,
     ) -> Check:
         """Judge the errors of sds and ends, which may rest on few draws by k-hat, or miss a `hidden` mode."""
-        poor = bool((self.quality.excess(self.end_limit) > 1.0).any())
+        poor = bool((self._excess() > 1.0).any())
         if rest_on_few or hidden:
             why = (
                 f"and from {DOUBT} on, tails rest on few draws" if rest_on_few else OF_SEVERAL_MODES
@@ -110,10 +116,12 @@ class Entries:
         """Say which entries have tails so long that an sd rests on the few largest draws."""
         if not self.long_tailed:
             return Check(MOMENTS, "good", "Yes.")
+        sd = self.quality.sd_error
+        entries = [f"{self.names[k]} ({float(sd[k]):.0%})" for k in self.long_tailed]
         return Check(
             MOMENTS,
             "warning",
-            f"A long tail: means and sds of {listed(self.long_tailed)} rest on a few draws, and medians and "
+            f"A long tail: means and sds of {listed(entries)} rest on a few draws, and medians and "
             "intervals do not. In brackets is the Monte Carlo error of the sd.",
         )
 
@@ -138,12 +146,8 @@ def entries_of_draws(fit: Snapshot, own: WeightedDraws) -> Entries | None:
     sizes = torch.tensor([value[0].numel() for value in sites.values()])
     is_known = torch.stack([of.all() for of in known.split(block.sizes)]).repeat_interleave(sizes)
     is_long = is_known & (quality.sd_error > OFF_BY_CHANCE)
-    long_tailed = [
-        f"{names[k]} ({float(quality.sd_error[k]):.0%})"
-        for k in is_long.nonzero().flatten().tolist()
-    ]
-    quality = quality._replace(sd_error=torch.where(is_long, 0.0, quality.sd_error))
-    return Entries(names, quality, distinct_of(draws, log_weights), long_tailed=tuple(long_tailed))
+    long_tailed = tuple(is_long.nonzero().flatten().tolist())
+    return Entries(names, quality, distinct_of(draws, log_weights), long_tailed=long_tailed)
 
 
 def entries_of_clients(fit: Snapshot, drawn: Draws) -> Entries | None:

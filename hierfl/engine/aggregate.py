@@ -130,9 +130,9 @@ def far_out(norms: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     return faults
 
 
-def said_of_conflicts(found: Surprise, names: Sequence[str]) -> dict[str, Any]:
-    """Warn of clients in conflict with the others, a false alarm in at most 1 of 100 fits."""
-    judged = (~found.p.isnan()).nonzero()[:, 0].tolist()
+def said_of_conflicts(found: Surprise, names: Sequence[str], counts: Tensor) -> dict[str, Any]:
+    """Warn of clients in conflict with the others, of `counts` (N,) rows: a false alarm in at most 1 of 100 fits."""
+    judged = (~found.p.isnan() & (counts >= found.least_rows)).nonzero()[:, 0].tolist()
     if len(judged) < FEWEST_COMPARED:
         return {COMPARED: 0}
     values = found.p.double().tolist()

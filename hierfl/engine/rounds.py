@@ -138,7 +138,7 @@ def one_round(
     mailed = _deliver(federation, state, progress.table) if server.mail else 0
     record |= {**server.logged(state), **_said(federation, cohort)}
     if surprise := server.surprise(state):
-        record |= said_of_conflicts(surprise, data.names)
+        record |= said_of_conflicts(surprise, data.names, data.counts)
     record["bytes_down"] = (nbytes(message) + mailed) * len(ids)
     record |= {"bytes_up": cohort.sent, "seconds": time.perf_counter() - began}
     return progress.advanced(state, progress.table, [record])

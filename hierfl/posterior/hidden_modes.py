@@ -3,7 +3,8 @@
 Where a row's density is a mixture, one component may serve all rows, and the other one no row;
 where clients' likelihoods have no maximum of their own, as with nonlinear growth, clients may be
 explained in another way altogether. Draws miss such a mode. k-hat of their weights depends on the
-draws that there are: it is hardly above 0.3 in the second case, and may be 0 in the first.
+draws that there are: it is hardly above 0.3 in the second case, and may be 0 in the first. There,
+where chains would take too long, climbs from many places on all rows say whether there is one mode.
 
 So may the end of a ridge be missed, where a row reads several of a client's numbers by no linear
 predictor: draws about weighted ones have light weights again, wherever those before had ended.
@@ -28,6 +29,9 @@ from hierfl.program.mixture import Mixture
 from hierfl.program.program import Program, once_a_program
 from hierfl.program.traces import Center
 
+ONE_MODE = (
+    "one_mode"  # column of the history: whether climbs from many places reached one mode alone
+)
 HIDDEN = 0.3  # k-hat above which a mode of little mass, or the end of a ridge, may be missed
 MIXTURES = (dist.MixtureSameFamily, Mixture)
 SUMS = (torch.logsumexp, torch.logaddexp, torch.Tensor.logsumexp, torch.Tensor.logaddexp)
@@ -57,7 +61,8 @@ def may_hide_modes(
     if bool(state.chained):
         return False
     k_hats = k_hats_of_rounds(history)
-    if is_mixture(program) or (k_hats[-1] > HIDDEN and state.was_anchored):
+    is_heavy, has_one = k_hats[-1] > HIDDEN, any(r.get(ONE_MODE) for r in history[-1:])
+    if (is_mixture(program) and not has_one) or (is_heavy and (has_one or state.was_anchored)):
         return True
     return max(k_hats) > HIDDEN and is_curved(program)
 

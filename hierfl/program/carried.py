@@ -12,7 +12,7 @@ from pyro.ops import gaussian, tensor_utils
 from torch import Tensor
 from torch.distributions.utils import broadcast_all, vec_to_tril_matrix
 
-from hierfl.core.gaussians import LOG_2_PI
+from hierfl.core.gaussians import LOG_2_PI, log_normal_cdf
 
 BY_HAND = 4  # entries of a Normal vector at most, which are solved for one after the other
 
@@ -139,6 +139,7 @@ CARRIED: tuple[tuple[Any, str, Any], ...] = (
     (dist.NanMaskedNormal, "log_prob", _nan_normal),
     (dist.NanMaskedMultivariateNormal, "log_prob", _nan_joint_normal),
     (torch.nn.functional, "one_hot", _one_hot),
+    (torch.special, "log_ndtr", log_normal_cdf),
     (torch.distributions.StickBreakingTransform, "_call", _sticks),
     (torch.distributions.CorrCholeskyTransform, "_call", _correlations),
     (hmm, "_logmatmulexp", _log_matmul_exp),

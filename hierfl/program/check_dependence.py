@@ -98,7 +98,7 @@ def check_boundary(
         except RuntimeError:
             return  # the program takes values out of autograd (`.numpy()`), and cannot be checked
         for name, site in samples(trace):
-            depends = chain.from_iterable(map(leaves, _tensors(site)))
+            depends = chain.from_iterable(map(leaves, tensors_of(site)))
             if not in_clients(site) and not handler.marks.isdisjoint(depends):
                 raise ProgramError(
                     f"site '{name}' is outside the clients plate in the {what}, but depends on "
@@ -128,7 +128,8 @@ def _traces(program: Program, params: Mapping[str, Tensor], batch: ClientBatch) 
     return {"guide": guided, "model": modeled}
 
 
-def _tensors(site: Site) -> Iterator[Tensor]:
+def tensors_of(site: Site) -> Iterator[Tensor]:
+    """Yield the value of a site and its log density, where it has one."""
     if isinstance(site["value"], Tensor):
         yield site["value"]
     try:
@@ -141,7 +142,7 @@ def _tensors(site: Site) -> Iterator[Tensor]:
 
 def _check_site(name: str, what: str, site: Site, again: Site | None) -> None:
     """Refuse a site that differs between two equal runs, or needs a gradient that is no param's."""
-    first, second = list(_tensors(site)), [] if again is None else list(_tensors(again))
+    first, second = list(tensors_of(site)), [] if again is None else list(tensors_of(again))
     if len(first) != len(second) or not all(map(_equal, first, second)):
         raise ProgramError(
             f"site '{name}' of the {what} differs between two runs with the same params, rows and "

@@ -50,6 +50,11 @@ _KNOWN = (
         f"shapes do not fit: {_SHAPES}; rows times a local vector are (batch.x * w).sum(-1)",
     ),
     (
+        r"stack expects each tensor to be equal size|Sizes of tensors must match except",
+        "values of different sizes are joined, as [clients, 1] of a client and [clients, rows] of rows: "
+        "give all of them one size, torch.stack(torch.broadcast_tensors(*values), -1)",
+    ),
+    (
         r"Boolean value of Tensor|data-dependent control flow",
         "a tensor is used as a condition of `if` or `while`, or read by .item(): choose with "
         "torch.where(condition, a, b)",

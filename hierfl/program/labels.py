@@ -48,7 +48,7 @@ def check_names(data: ClientData) -> None:
 def label_fields(
     model: Model, trace: Any, batch: ClientBatch
 ) -> tuple[dict[str, str], frozenset[str]]:
-    """Return site -> the field it observes, as it is or transformed, and the sites that observe several."""
+    """Return site -> the field it observes, as it is or transformed, and the sites that observe none or several."""
     columns = {**batch.fields, **batch.client_fields}
     observing: dict[str, list[str]] = {}
     for name, site in trace.nodes.items():
@@ -61,10 +61,10 @@ def label_fields(
         for changed, nodes in () if same else with_one_changed(model, batch):
             if observe_others(nodes[name], trace.nodes[name]):
                 fields.append(changed)
-        if len(fields) > 1 and not same:
-            computed.add(name)
-        elif fields:  # a site may also observe no field, zeros for example: it has no label
+        if same or len(fields) == 1:
             labels[name] = fields[0]
+        else:  # or none, zeros for example, where its parameters may read fields
+            computed.add(name)
     return labels, frozenset(computed)
 
 

@@ -30,6 +30,7 @@ from hierfl.program.check_program import (
     faults_of_kinds,
     faults_of_plates,
 )
+from hierfl.program.compared import check_slopes
 from hierfl.program.failures import root_of, why_it_fails
 from hierfl.program.handlers import NoKeyedDraw, Substitute, untouched_store
 from hierfl.program.joint_sites import joint_sites
@@ -257,6 +258,7 @@ def _read_model(model: Model, data: ClientData, seed: int, missing: bool) -> Mod
         with untouched_store():
             factors = likelihood_factors(model, pair, two, labels)
         check_boundary(model, single_batch, "model", PriorCenters())
+        check_slopes(model, single_batch)
     program = Program(
         model=model,
         guide=model,  # until it has one

@@ -25,15 +25,15 @@ KINDS = {getattr(of, name) for of in (torch, Tensor) for name in NAMES if hasatt
 
 
 class Comparisons(TorchFunctionMode):
-    """Notes the difference of the two sides of every comparison."""
+    """Notes the two sides of every comparison."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.margins: list[Tensor] = []
+        self.sides: list[tuple[Any, Any]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in KINDS and len(args) == 2:
-            self.margins.append(torch.as_tensor(args[0]) - args[1])
+            self.sides.append(args)
         return func(*args, **(kwargs or {}))
 
 
@@ -47,7 +47,7 @@ class Pieces(NamedTuple):
 def _margins(rows: Any, term: RowTerm, at: Tensor) -> list[Tensor]:
     with Comparisons() as compared:
         rows.run(term, lambda site: at)
-    return compared.margins
+    return [torch.as_tensor(left) - right for left, right in compared.sides]
 
 
 def steps_of(rows: Any, term: RowTerm, value: Tensor) -> tuple[int, ...]:

@@ -34,7 +34,12 @@ from hierfl.methods.stages.exact import Chains, chained, closed
 from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import DONE, GATHER, ServerState
 from hierfl.methods.stages.two_stage import seen_in, server_rounds
-from hierfl.posterior.hidden_modes import is_mixture, k_hats_of_rounds, may_hide_modes
+from hierfl.posterior.hidden_modes import (
+    ONE_MODE,
+    is_mixture,
+    k_hats_of_rounds,
+    may_hide_modes,
+)
 from hierfl.program.sites import recipe_of
 from hierfl.summaries.expansion import LEAST_ROWS
 
@@ -119,6 +124,7 @@ MISSED = "modes of little mass may be missed"
 LOOSE = 2.0  # rows a client, whose own scales no Gaussian factor fits
 # seconds that chains may take: at all, where they look for other modes, and in place of rounds
 LONGEST, LOOKING, AT_ONCE = 3600.0, 20.0, 60.0
+A_SEARCH = 0.2  # of the time of chains that a search for modes takes, at most
 TIMES = 3.0  # the time that chains on all rows may take, in that of one run of the server's chains
 
 
@@ -214,6 +220,8 @@ class Fallback:
             looks = where.server.weights and is_mixture(self.federation.program)
             return MISSED if looks and self.chains.seconds <= LOOKING else None
         k_hat = max(k_hats_of_rounds(where.history))
+        if self._looks_for_modes and not self.chains.has_modes(where.server):
+            where.history[-1][ONE_MODE] = True
         if may_hide_modes(self.federation.program, where.server, where.history):
             why = f"{MISSED} (k-hat {k_hat:.2f})"
         elif self._may_have_modes and self.chains.has_modes(where.server):
@@ -233,6 +241,13 @@ class Fallback:
         labels = [data.fields[name] for name in program.labels.values() if name in data.fields]
         observed = data.counts * sum(of[0].numel() for of in labels)
         return bool(0 < observed.median() <= size)
+
+    @property
+    def _looks_for_modes(self) -> bool:
+        """Whether chains, which would see other modes of a mixture, take too long, and a search for these does not."""
+        if not is_mixture(self.federation.program):
+            return False
+        return LOOKING < self.chains.seconds <= LOOKING / A_SEARCH
 
     @property
     def _may_have_modes(self) -> bool:

@@ -14,9 +14,10 @@ from torch import Tensor
 import hierfl
 from benchmarks.zoo.reading import data_of, program_of
 from hierfl import ClientBatch, ClientData
+from hierfl.core.draw_quality import DrawQuality
 from hierfl.core.process import double_precision
 from hierfl.core.trees import tree_map
-from hierfl.diagnostics.entries import OF_CLIENTS, checks_of_draws, entries_of_clients
+from hierfl.diagnostics.entries import OF_CLIENTS, Entries, checks_of_draws, entries_of_clients
 from hierfl.diagnostics.evidence import kept_densities
 from hierfl.engine.federation import federate
 from hierfl.methods.stages.checks import NOWHERE
@@ -24,7 +25,7 @@ from hierfl.methods.stages.client import RowWork
 from hierfl.methods.stages.state import TwoStageWork
 from hierfl.methods.stages.two_stage import seen_in
 from hierfl.posterior.draws import Draws
-from hierfl.posterior.hidden_modes import is_mixture, may_hide_modes
+from hierfl.posterior.hidden_modes import ONE_MODE, is_mixture, may_hide_modes
 
 # BUGS's Jaws: 20 boys, the height of the ramus at four ages
 JAWS = torch.tensor(
@@ -300,6 +301,39 @@ def test_a_mixture_is_one_however_it_is_written() -> None:
         assert is_mixture(federation.program)
 
 
+def test_a_mixture_with_one_mode_and_light_weights_is_not_to_be_checked() -> None:
+    data = ClientData.from_arrays(["c"] * 48, y=EYES)
+    federation = federate(hierfl.methods.two_stage(kinds), data, seed=0)
+    ends: list[dict[str, Any]] = [{"k_hat": 0.2}, {"k_hat": 0.2, ONE_MODE: True}]
+    ends.append({"k_hat": 0.4, ONE_MODE: True})
+    state = replace(federation.server.state, anchor=None)
+    doubts = [may_hide_modes(federation.program, state, [end]) for end in ends]
+    assert doubts == [True, False, True]
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_climbs_look_for_modes_of_a_mixture_where_chains_take_too_long(
+    is_ordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two components that may be exchanged have two modes; in a known order they have one."""
+    monkeypatch.setattr("hierfl.runs.ended.LOOKING", 1e-9)
+    monkeypatch.setattr("hierfl.runs.ended.A_SEARCH", 1e-12)
+
+    def components(batch: ClientBatch) -> None:
+        first = pyro.sample("first", dist.Normal(0.0, 3.0))
+        prior: Any = dist.HalfNormal(3.0) if is_ordered else dist.Normal(0.0, 3.0)
+        apart = pyro.sample("apart", prior)
+        with batch.clients(), batch.data():
+            one, other = (dist.Normal(at, 1.0).log_prob(batch.y) for at in (first, first + apart))
+            pyro.factor("y", torch.logaddexp(one, other))
+
+    g = torch.Generator().manual_seed(0)
+    y = torch.randn(80, generator=g) + 4.0 * (torch.arange(80) % 2)
+    fitted = hierfl.fit(components, ClientData.from_arrays(torch.arange(80) // 20, y=y), seed=0)
+    assert fitted.progress.ended is None
+    assert fitted.progress.history[-1].get(ONE_MODE, False) is is_ordered
+
+
 def rounded(batch: ClientBatch) -> None:
     """Measures to the next number, with the error of each row as a site of its own."""
     mu = pyro.sample("mu", dist.Normal(540.0, 10.0))
@@ -422,6 +456,13 @@ def test_a_k_hat_of_draws_with_one_far_out_names_its_entry(done: hierfl.Fit) -> 
     verdict = with_server(done, final=replace(final, draws=draws)).summary()
     assert verdict.trustworthy is None
     assert "Check the tails: the Monte Carlo error of the sd of 'mu[1]' is" in verdict.verdict
+
+
+def test_both_answers_name_the_same_error_of_a_long_tail() -> None:
+    quality = DrawQuality(*torch.tensor([[900.0], [0.27], [0.24]]))
+    entries = Entries(("'lam[0]'",), quality, 900, long_tailed=(0,))
+    assert "of the sd of 'lam[0]' is 27%" in entries.tails().answer
+    assert "'lam[0]' (27%)" in entries.without_moments().answer
 
 
 def test_a_long_tail_is_said_and_is_no_fault_of_the_draws(done: hierfl.Fit) -> None:

@@ -60,7 +60,6 @@ def grid(family: str, data: ClientData) -> dict[str, tuple[float, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.* conflicts with all others")
 @pytest.mark.parametrize("family", sampled(["weibull", "lognormal"], 2))
 def test_censored_pairs_are_right_in_few_rounds(family: str) -> None:
     def model(batch: ClientBatch) -> None:

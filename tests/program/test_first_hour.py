@@ -183,6 +183,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         run(model_of(lambda b, w: normal(b.x @ w))),
         LINE + r"shapes do not fit: .*\(batch\.x \* w\)\.sum",
     ),
+    "stacked": (
+        run(model_of(lambda b, w: normal(torch.stack([w[..., 0], b.x[..., 0]], -1).sum(-1)))),
+        LINE + r"values of different sizes are joined, .*broadcast_tensors\(\*values\)",
+    ),
     "no sum": (
         run(model_of(lambda b, w: normal(b.x * w))),
         LINE + "site 'y' has 2 values where the plate 'data' has 5: ",

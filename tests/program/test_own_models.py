@@ -20,7 +20,9 @@ import hierfl
 from hierfl import ClientBatch, ClientData, ProgramError, full_batch
 from hierfl.diagnostics.formula_tables import titled
 from hierfl.diagnostics.local_draws import local_draws
+from hierfl.nodes import in_process
 from hierfl.program.handlers import log_joint, unchecked
+from hierfl.program.read import read_model
 from hierfl.runs.choice import choose
 from tests.programs import learned
 
@@ -88,6 +90,35 @@ def test_rows_whose_response_is_nan_and_masked_are_as_if_they_were_not_there(
     np.testing.assert_allclose(scores, expected.predict(seen).scores(), rtol=1e-4)
     assert bool(masked_fit.predict(data).mean.isfinite().all())
     assert masked_fit.replicate(data).shape == (200, 72)
+
+
+def zeros_trick(batch: ClientBatch, fn: Any) -> None:
+    pyro.sample("zero", dist.Poisson(9.0 - fn.log_prob(batch.y)), obs=torch.zeros_like(batch.y))
+
+
+def ones_trick(batch: ClientBatch, fn: Any) -> None:
+    pyro.sample("one", dist.Bernoulli((fn.log_prob(batch.y) - 9.0).exp()), obs=torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("trick", [zeros_trick, ones_trick])
+def test_a_constant_is_observed_by_rows_whose_fields_are_in_its_parameters(trick: Observe) -> None:
+    data = ClientData.from_arrays(CLIENT, x=X, y=Y)
+    assert choose(model_of(trick), data).method.name == "two_stage"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trick", [zeros_trick, ones_trick])
+def test_an_observed_constant_gives_the_posterior_of_the_rows(
+    trick: Observe, tmp_path: Path
+) -> None:
+    data = ClientData.from_arrays(CLIENT, x=X, y=Y)
+    expected = gathered(whole, data).draws(200).shared
+    over = hierfl.nodes.fit(
+        hierfl.methods.two_stage(model_of(trick), draws=300), in_process(data, tmp_path), seed=0
+    )
+    for name, value in gathered(trick, data).draws(200).shared.items():
+        torch.testing.assert_close(value.mean(0), expected[name].mean(0), rtol=0.0, atol=0.1)
+        torch.testing.assert_close(over.draws(200).shared[name], value, rtol=1e-4, atol=1e-4)
 
 
 def nan_vectors(a: Tensor, batch: ClientBatch) -> None:
@@ -391,6 +422,59 @@ def test_one_hot_codes_are_carried() -> None:
     with unchecked():
         mapped = torch.vmap(lambda k: torch.nn.functional.one_hot(k, 3))(codes)
     assert torch.equal(mapped, torch.nn.functional.one_hot(codes, 3))
+
+
+# ------------------------------------------------------------------ sites without a slope
+@pytest.mark.parametrize("is_local", [False, True])
+def test_a_site_that_is_only_compared_is_refused_by_name(is_local: bool) -> None:
+    data = ClientData.from_arrays(CLIENT, x=X, y=Y)
+
+    def model_by(mean_of: Callable[..., Tensor]) -> Callable[[ClientBatch], None]:
+        def model(batch: ClientBatch) -> None:
+            jump = pyro.sample("jump", dist.Normal(0.0, 1.0))
+            center = pyro.sample("day" if not is_local else "center", dist.Normal(0.0, 1.0))
+            with batch.clients():
+                day = pyro.sample("day", dist.Normal(center, 1.0)) if is_local else center
+                with batch.data():
+                    pyro.sample("y", dist.Normal(mean_of(batch.x - day, jump), 1.0), obs=batch.y)
+
+        return model
+
+    read_model(model_by(lambda away, jump: jump * torch.sigmoid(away / 0.1)), data)
+    read_model(model_by(lambda away, jump: torch.where(away > 0.0, jump * away, 0.0)), data)
+    with pytest.raises(ProgramError, match=r"site 'day' is only compared.*write a smooth switch"):
+        read_model(model_by(lambda away, jump: torch.where(away > 0.0, jump, 0.0)), data)
+
+
+# ------------------------------------------------------------------ special functions
+SPECIAL = (
+    "digamma entr erf erfc erfcx gammaln i0e log_ndtr ndtr ndtri xlogy gammaincc logit".split()
+)
+TWO = {"xlogy", "gammaincc"}  # of two arguments
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_functions_are_mapped_without_a_loop(name: str) -> None:
+    x = torch.tensor([0.2, 0.9], dtype=torch.float64)
+    own = getattr(torch.special, name)
+    with unchecked():
+        carried = getattr(torch.special, name)
+
+    def second(function: Any, x: Tensor) -> Tensor:
+        of = (lambda x: function(torch.ones_like(x), x)) if name in TWO else function
+        return torch.func.grad(torch.func.grad(of))(x)
+
+    mapped = torch.vmap(lambda x: second(carried, x))(x)  # a loop warns
+    torch.testing.assert_close(mapped, torch.stack([second(own, v) for v in x]))
+
+
+def test_log_ndtr_has_second_derivatives_in_both_tails() -> None:
+    x = torch.tensor([-30.0, 0.0, 30.0])
+    with unchecked():
+        second = torch.vmap(torch.func.grad(torch.func.grad(torch.special.log_ndtr)))(x)
+    torch.testing.assert_close(
+        second, torch.tensor([-0.9989, -2.0 / torch.pi, 0.0]), rtol=0, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", ["StickBreakingTransform", "CorrCholeskyTransform"])

@@ -162,9 +162,29 @@ def test_a_school_in_other_units_is_named_and_counted() -> None:
 def test_three_clients_are_not_judged() -> None:
     names = ("a", "b", "c")
     far = Surprise(torch.tensor([0.0, 0.5, 0.5]), torch.tensor([9.0, 1.0, 1.0]))
-    assert said_of_conflicts(far, names) == {"compared": 0}
+    assert said_of_conflicts(far, names, torch.ones(3)) == {"compared": 0}
     silent = Surprise(torch.tensor([0.0, 0.5, torch.nan, 0.5]), torch.ones(4))
-    assert said_of_conflicts(silent, (*names, "d")) == {"compared": 0}
+    assert said_of_conflicts(silent, (*names, "d"), torch.ones(4)) == {"compared": 0}
+    few = Surprise(torch.zeros(4), torch.ones(4), least_rows=20)
+    counts = torch.tensor([20, 19, 40, 40])
+    assert said_of_conflicts(few, (*names, "d"), counts) == {"compared": 0}
+
+
+def test_two_rare_events_are_no_conflict() -> None:
+    """Where 0.2 are expected, two lie 4 sds out by a Normal, and happen to one of 60 clients."""
+
+    def rare(batch: ClientBatch) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        with batch.clients():
+            w = pyro.sample("w", dist.Normal(mu, 0.3))
+            with batch.data():
+                pyro.sample("y", dist.Poisson(w.exp()), obs=batch.y)
+
+    y = torch.zeros(60)
+    y[:2] = 1.0
+    y[4:30:5] = 1.0
+    data = hierfl.ClientData.from_arrays(torch.arange(60) // 2, y=y)
+    assert fit(two_stage(rare, draws=100), data, rounds=None).history["compared"].iloc[-1] == 0
 
 
 def test_kinds_of_clients_are_not_judged() -> None:
@@ -187,7 +207,9 @@ def test_many_clients_make_single_small_p_values_no_alarm() -> None:
     p = torch.linspace(0.0005, 1.0, 100)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        said = said_of_conflicts(Surprise(p, torch.ones(100)), [str(k) for k in range(100)])
+        said = said_of_conflicts(
+            Surprise(p, torch.ones(100)), [str(k) for k in range(100)], torch.ones(100)
+        )
     assert said["conflicts"] == [] and said["surprise"] == pytest.approx(0.05)
 
 

@@ -76,8 +76,9 @@ class RoundsOfNoisySums(Rounds):
             here = _noise(self.work).at(state.factors, scale)[0]
             factors = Factors(here.precision, here.shift, here.fields)
             surrogate = Surrogate(replace(hierarchy, spread=None, noise=None))
-            measures = surprises(Known(surrogate, factors, draws, state.bounds, self.work.seed))
-            return Surprise(*(v[hierarchy.program.ranks] for v in measures))
+            known = Known(surrogate, factors, draws, state.bounds, self.work.seed)
+            p, away, _ = surprises(known)
+            return Surprise(p[hierarchy.program.ranks], away[hierarchy.program.ranks])
 
 
 def _noise(work: Weighting) -> NoisySums:

@@ -41,6 +41,9 @@ from hierfl.summaries.weights import Points, apart, asked_of, moments, smoothed
 MANY, FEWEST_WEIGHTED = 500, 1000
 # clients beyond which they weight only as many draws as a quadratic needs
 FAR_MANY = 1000
+# rows of a client, with fewer of which the slope of a likelihood that is not Gaussian is too skewed for
+# the tail probability of a Normal, as of two events where 0.2 are expected
+LEAST_ROWS = 20
 FEWEST, POINTS = 50, 2_000_000  # scouts for each global number and one, and scouts x clients
 FEW = 16  # draws of z by which clients locate their mixing variables
 MOST_KEPT = 10_000_000  # single log ratios, clients x draws; of more only the sums are kept
@@ -236,8 +239,10 @@ class Rounds:
                 weights = (state.final.log_weights - state.ratios).log_softmax(0)
                 draws = replace(state.final, log_weights=weights).resampled(len(draws))
             surrogate, seed = self.work.surrogate, self.work.seed
-            measures = surprises(Known(surrogate, state.factors, draws, state.bounds, seed))
-            return Surprise(*(v[surrogate.hierarchy.program.ranks] for v in measures))
+            p, away, _ = surprises(Known(surrogate, state.factors, draws, state.bounds, seed))
+            ranks = surrogate.hierarchy.program.ranks
+            least = 1 if surrogate.hierarchy.spread is not None else LEAST_ROWS
+            return Surprise(p[ranks], away[ranks], least)
 
     def weighted(self, state: ServerState) -> WeightedDraws | None:
         """Return the final draws of the global sites with their weights; None before there are any."""
