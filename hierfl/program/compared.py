@@ -9,15 +9,31 @@ import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from hierfl.data.batch import ClientBatch
 from hierfl.program.check_dependence import leaves, tensors_of
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import ProgramError
-from hierfl.program.row_steps import Comparisons
 from hierfl.program.sites import Model
 from hierfl.program.supports import PriorCenters
 from hierfl.program.traces import Site, is_deterministic, is_latent, samples
+
+NAMES = ("gt", "ge", "lt", "le", "__gt__", "__ge__", "__lt__", "__le__")
+KINDS = {getattr(of, name) for of in (torch, Tensor) for name in NAMES if hasattr(of, name)}
+
+
+class Comparisons(TorchFunctionMode):
+    """Notes the two sides of every comparison."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sides: list[tuple[Any, Any]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in KINDS and len(args) == 2:
+            self.sides.append(args)
+        return func(*args, **(kwargs or {}))
 
 
 class _MarkedLatents(Messenger):

@@ -12,29 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from hierfl.core.gaussians import log_normal_between, log_normal_cdf
+from hierfl.program.compared import Comparisons
 
 if TYPE_CHECKING:
     from hierfl.program.row_runs import RowTerm
 
-NAMES = ("gt", "ge", "lt", "le", "__gt__", "__ge__", "__lt__", "__le__")
 WRAPPERS = ("ExpandedDistribution", "MaskedDistribution")
-KINDS = {getattr(of, name) for of in (torch, Tensor) for name in NAMES if hasattr(of, name)}
-
-
-class Comparisons(TorchFunctionMode):
-    """Notes the two sides of every comparison."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sides: list[tuple[Any, Any]] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in KINDS and len(args) == 2:
-            self.sides.append(args)
-        return func(*args, **(kwargs or {}))
 
 
 class Pieces(NamedTuple):
