@@ -48,9 +48,9 @@ def in_double() -> None:
     torch.set_default_dtype(torch.float64)
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(scope="session")
 def programs_read() -> Programs:
-    """Return the programs that the tests of a file have read."""
+    """Return the programs that tests have read."""
     return {}
 
 
