@@ -7,13 +7,16 @@ import json
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 import torch
 
 from hierfl import Program
+from hierfl.program.fingerprints import fingerprint
 from hierfl.program.recipes import describe
+from hierfl.program.sites import recipe_of
 
 Programs = dict[Any, tuple[Program, Any, Any]]  # with what a key holds the ids of
 
@@ -30,9 +33,10 @@ def content(value: Any) -> Any:
 
 
 def identity(value: Any) -> str | int:
-    """Return how a model or a guide is made, if that says all of it, or which object it is."""
-    record = json.dumps(describe(value))
-    return id(value) if '"code"' in record or '"opaque"' in record else record
+    """Return how a model or a guide is made, with its weights, or which function it is."""
+    if isinstance(value, FunctionType) and recipe_of(value) is None:
+        return id(value)
+    return json.dumps([describe(value), fingerprint(value, fixed=True)])
 
 
 def once(read: Callable[..., Program], programs: Programs) -> Callable[..., Program]:

@@ -17,12 +17,19 @@ from hierfl.effects.drawn import CoefficientDraws
 from hierfl.guides import delta
 from hierfl.models import families
 from hierfl.posterior.draws import local_plates
+from tests.read_once import once
 
 CLIENTS = ("north", "south", "east", "west")
 REGIONS = {"north": "cold", "south": "warm", "east": "cold", "west": "warm"}
 
 
 def frame(rows: int = 24, seed: int = 0) -> pd.DataFrame:
+    """Return a frame of its own, which a test may change."""
+    return _frame(rows, seed).copy()
+
+
+@cache
+def _frame(rows: int, seed: int) -> pd.DataFrame:
     """Rows of four clients: numbers, categories, groups above, within and across clients, and responses."""
     rng = np.random.default_rng(seed)
     parts = []
@@ -59,8 +66,11 @@ def frame(rows: int = 24, seed: int = 0) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
+read_once = once(read, {})
+
+
 def program_of(formula: hierfl.Formula, data: hierfl.ClientData) -> Program:
-    return read(formula, delta, data, learn=False)
+    return read_once(formula, delta, data, learn=False)
 
 
 def drawn(

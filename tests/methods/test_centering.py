@@ -107,17 +107,17 @@ def program(batch: hierfl.ClientBatch) -> None:
 def exact_steps(data: hierfl.ClientData) -> tuple[float, float]:
     """Return the mean and sd of log step: all else is Gaussian given it and `between`."""
     age, y = data.fields["age"].numpy(), data.fields["y"].double().numpy()
-    own = np.eye(CLIENTS)[data.row_client.numpy()]
-    steps = (age[:, None] > np.arange(AGES)).astype(float)
-    fixed = 100.0 + SIGMA**2 * np.eye(len(y))
-    grid, log_p = np.linspace(-2.5, 1.5, 41), np.zeros((41, 25))
-    for i, log_step in enumerate(grid):
-        for j, log_between in enumerate(np.linspace(-5.0, 1.5, 25)):
-            scales = np.exp([log_step, log_between])
-            covariance = fixed + scales[0] ** 2 * steps @ steps.T + scales[1] ** 2 * own @ own.T
-            log_det = np.linalg.slogdet(covariance)[1]
-            of_rows = -0.5 * (log_det + y @ np.linalg.solve(covariance, y))
-            log_p[i, j] = of_rows - 0.5 * (scales**2).sum() + log_step + log_between
+    steps, own = age[:, None] > np.arange(AGES), np.eye(CLIENTS)[data.row_client.numpy()]
+    design = np.c_[np.ones(len(y)), steps, own]
+    grid = np.linspace(-2.5, 1.5, 41)
+    log_sds = np.stack(np.meshgrid(grid, np.linspace(-5.0, 1.5, 25), indexing="ij"), -1)
+    of_sites = np.repeat(log_sds, [AGES, CLIENTS], -1)
+    sds = np.exp(np.insert(of_sites, 0, np.log(10.0), -1)) / SIGMA
+    precision = np.eye(len(design.T)) + sds[..., None] * (design.T @ design) * sds[..., None, :]
+    shift = sds * (design.T @ y) / SIGMA
+    explained = (shift * np.linalg.solve(precision, shift[..., None])[..., 0]).sum(-1)
+    log_p = 0.5 * (explained - np.linalg.slogdet(precision)[1] - np.exp(2.0 * log_sds).sum(-1))
+    log_p += log_sds.sum(-1)
     weights = np.exp(log_p - log_p.max()).sum(1)
     mean = np.average(grid, weights=weights)
     return mean, np.sqrt(np.average((grid - mean) ** 2, weights=weights))

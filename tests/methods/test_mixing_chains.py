@@ -90,11 +90,11 @@ def test_what_standardizes_changes_the_density_by_its_volume_alone(together: boo
     program = read_model(intercepts, data).program
     seen, batch = seen_in(program), full_batch(data, data.by_name)
     size = seen.hierarchy.reading.size
-    x = torch.randn(5, 3 + 6, generator=g, dtype=torch.float64)
+    x = torch.randn(2, 3 + 6, generator=g, dtype=torch.float64)
     with double_precision(), unchecked(), torch.no_grad():
         none = Factors(torch.zeros(3, size, size), torch.zeros(3, size), {})
         rows, surrogate = packed(seen.score, in_double(batch)), Surrogate(seen.hierarchy)
-        joint, plain = Joint(surrogate, rows, none, 5), PlainJoint(surrogate, rows, none, 5)
+        joint, plain = Joint(surrogate, rows, none, 2), PlainJoint(surrogate, rows, none, 2)
         half = torch.randn(3, size, size, generator=g, dtype=torch.float64)
         shift = torch.randn(3, size, generator=g, dtype=torch.float64)
         line = MixingLine(torch.zeros(3, 0), torch.zeros(3, 0, 0), torch.zeros(0))
@@ -341,6 +341,29 @@ def test_other_modes_of_as_much_mass_are_seen(
     assert Fallback(federation, None).chains.has_modes(federation.server.state) is several
 
 
+class _Begun(Exception):
+    """Chains begin."""
+
+
+def test_chains_begin_about_both_modes_and_jump_between_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def begun(density: Any, start: Tensor, whitening: Whitening, **how: Any) -> Sampled:
+        raise _Begun(start, how)
+
+    monkeypatch.setattr("hierfl.methods.stages.mixing_chains.sampled", begun)
+    federation = federate(hierfl.methods.two_stage(signs), of_squares(), seed=0)
+    with pytest.raises(_Begun) as held:
+        Fallback(federation, None).chains.run(federation.server.state, 100)
+    start, how = held.value.args
+    assert how["jumps"] and len(how["modes"]) == 2
+    left, right = sorted(float(of.loc[0]) for of in how["modes"])
+    assert left < -0.5 and right > 0.5
+    for mode in (left, right):
+        assert int((abs(start[:, 0] - mode) < 0.5).sum()) == len(start) / 2
+
+
+@pytest.mark.slow
 def test_chains_visit_both_modes() -> None:
     fit = hierfl.fit(signs, of_squares(), seed=0, progress=False)
     root = fit.get_samples(draws=2000)["root"]
@@ -405,9 +428,9 @@ def test_jumps_between_modes_leave_the_density() -> None:
         start = torch.stack([of.loc for of in modes])[torch.arange(32) % 2]
         whitening = Whitening(torch.zeros(5), torch.full((1, 1), 20.0), torch.ones(4))
         how: dict[str, Any] = {
-            "draws": 16_000,
+            "draws": 8_000,
             "warmup": 60,
-            "least": 500,
+            "least": 250,
             "seed": 0,
             "jumps": True,
         }

@@ -327,9 +327,10 @@ def test_no_sums_of_a_group_of_few_rows_leave(few: int, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=why) if few < 5 else nullcontext():
         fit = hierfl.nodes.fit(made, in_process(of, tmp_path))
     assert fit.history["clients"].tolist() == [2 if few < 5 else 3]
-    nodes = in_process(of, tmp_path / "sums")  # over all rows
-    fit = hierfl.nodes.fit(made, nodes, rounds=1, disclose="sums")
-    assert fit.history["clients"].tolist() == [3]
+    if few < 5:
+        nodes = in_process(of, tmp_path / "sums")  # over all rows
+        fit = hierfl.nodes.fit(made, nodes, rounds=1, disclose="sums")
+        assert fit.history["clients"].tolist() == [3]
 
 
 def test_no_sums_of_a_group_are_of_few_rows_by_its_columns() -> None:
