@@ -29,9 +29,8 @@ from hierfl.program.mixture import Mixture
 from hierfl.program.program import Program, once_a_program
 from hierfl.program.traces import Center
 
-ONE_MODE = (
-    "one_mode"  # column of the history: whether climbs from many places reached one mode alone
-)
+# column of the history: whether climbs from many places reached one mode alone
+ONE_MODE = "one_mode"
 HIDDEN = 0.3  # k-hat above which a mode of little mass, or the end of a ridge, may be missed
 MIXTURES = (dist.MixtureSameFamily, Mixture)
 SUMS = (torch.logsumexp, torch.logaddexp, torch.Tensor.logsumexp, torch.Tensor.logaddexp)
