@@ -85,31 +85,26 @@ class ChainStarts:
         alone = self.alone(draws_z)
         modes = self.modes(alone, draws_z)
         start, mode = self._about_mode(alone, draws_z, modes[0])
-        if (
-            len(modes) == 1 or self.joint.shared > MOST_JUMPING
-        ):  # chains would not pass from mode to mode
-            other = self._about_scales(alone, mode)
-            return start if other is None else max(start, other, key=self._mass_about)
-        return self._about_modes(alone, modes, start)
+        if len(modes) > 1 and self.joint.shared <= MOST_JUMPING:  # chains pass between them
+            return self._about_modes(alone, modes, start)
+        other = self._about_scales(alone, mode)
+        return start if other is None else max(start, other, key=self._mass_about)
 
     def _about_modes(self, alone: Standard, modes: list[Mode], start: ChainStart) -> ChainStart:
         """Return a start about several modes, of which the first is that of `start`."""
         shared = self.joint.shared
         own = torch.stack([of.loc[shared:] for of in modes])
-        if bool(
-            ((own - own[0]).abs() > ELSEWHERE).any()
-        ):  # factors about one mode do not suit others
+        if bool(((own - own[0]).abs() > ELSEWHERE).any()):
+            # factors about one mode do not suit the others
             scale = torch.ones(own.shape[1])
             whitening = modes[0].leading._replace(loc=modes[0].loc, scale=scale)
             start = ChainStart(alone, start.points, whitening)
         points, back = start.points.clone(), start.standard.centering.back
-        noise = NEAR * self._normal(own.shape[1])
+        noise = NEAR * torch.nn.functional.pad(self._normal(own.shape[1]), (shared, 0))
         for k, of in enumerate(modes):
             if k or start.standard is alone:
                 z = back(self._spread(of.leading, alone, of.loc)[: self.joint.count])
-                near = self._with_own(z, start.standard) + torch.cat(
-                    [torch.zeros_like(z), noise], 1
-                )
+                near = self._with_own(z, start.standard) + noise
                 points[k :: len(modes)] = near[k :: len(modes)]
         z = back(torch.stack([of.loc[:shared] for of in modes]))
         return start._replace(points=points, modes=self.modes_at(z, start.standard))
