@@ -232,8 +232,12 @@ def get_samples(fit: Snapshot, *, draws: int = 1000, seed: int = 0) -> Values:
         draws: S.
         seed: of the draws.
     """
-    drawn, plates = posterior_draws(fit, draws=draws, seed=seed), local_plates(fit.program)
-    samples = dict(drawn.shared)
+    return samples_of(fit.program, posterior_draws(fit, draws=draws, seed=seed))
+
+
+def samples_of(program: Program, drawn: Draws) -> Values:
+    """Return draws in the shapes of the program, (S, *plates, N, 1, *event)."""
+    samples, plates = dict(drawn.shared), local_plates(program)
     for name, value in drawn.own.items():  # (S, N, *plates, *event)
         samples[name] = value.movedim(1, 1 + plates[name]).unsqueeze(2 + plates[name])
     return samples

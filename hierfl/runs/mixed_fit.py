@@ -24,11 +24,11 @@ from hierfl.core.tables import Shown, printed
 from hierfl.diagnostics.evidence import log_evidence
 from hierfl.diagnostics.summary import Summary, summary
 from hierfl.posterior.arviz_groups import EXPAND, attributes, given_groups
-from hierfl.posterior.draws import Draws
+from hierfl.posterior.draws import Draws, samples_of
 from hierfl.posterior.site_table import frame_of_draws
 from hierfl.program.global_labels import GlobalLabels
 from hierfl.program.program import ProgramError
-from hierfl.program.sites import Model
+from hierfl.program.sites import Model, Values
 from hierfl.runs.result import Fit
 
 MOST = 64  # joint values
@@ -87,6 +87,10 @@ class MixedFit:
         )
         labels = {name: value[at][order] for name, value in self.values.items()}
         return Draws({**labels, **shared}, own)
+
+    def get_samples(self, *, draws: int = 1000, seed: int = 0) -> Values:
+        """Draw all latent sites, discrete ones too, in the shapes of the program. Arguments: `Fit.get_samples`."""
+        return samples_of(self.fits[0].program, self.draws(draws, seed=seed))
 
     def posterior(
         self,

@@ -77,6 +77,9 @@ def test_probabilities_and_draws_are_those_of_the_evidence(mixed: Any) -> None:
     slope = np.dot(slopes, table["probability"])
     assert float(posterior["slope"].mean()) == pytest.approx(slope, abs=0.02)
     assert posterior["own"].sizes["client"] == CLIENTS
+    samples = mixed.get_samples(draws=1000, seed=0)
+    assert samples["own"].shape == (1000, CLIENTS, 1)
+    assert float((samples["power"] == 1).double().mean()) == share
     assert mixed.replicate(mixed.fits[0].federation.data, draws=20).shape == (20, CLIENTS * ROWS)
 
 
