@@ -259,13 +259,21 @@ def test_chains_see_the_mode_of_eyes_that_rounds_miss() -> None:
 
 @pytest.mark.slow
 def test_sds_that_may_be_off_by_chance_are_to_be_checked() -> None:
-    """By quadrature; sds of 'first' and 'apart' were 0.77 and 0.75 of these, and trusted."""
+    """By quadrature; sds of 'first' and 'apart' were 0.77 and 0.75 of these, and trusted.
+
+    0.3% of the mass, where all rows have one label, has half of the variance of 'first': the sds
+    are those without it and with it.
+    """
     fitted = hierfl.fit(labeled_eyes, grouped(EYES, 48), seed=0)
     posterior, is_off = fitted.posterior(draws=4000, seed=0)["posterior"], False
-    moments = {"first": (536.79, 1.63), "apart": (11.97, 2.37), "sd": (3.893, 0.837)}
-    for site, (mean, sd) in moments.items():
+    moments = {
+        "first": (536.79, 1.106, 1.638),
+        "apart": (11.97, 1.922, 2.395),
+        "sd": (3.893, 0.837, 0.837),
+    }
+    for site, (mean, near, sd) in moments.items():
         assert abs(float(posterior[site].mean()) - mean) < 0.1 * sd
-        is_off |= abs(float(posterior[site].std()) / sd - 1.0) > 0.1
+        is_off |= not 0.9 * near < float(posterior[site].std()) < 1.1 * sd
     judged = fitted.summary()
     assert not (is_off and judged.trustworthy)
     assert judged.trustworthy or any(f"the sd of '{site}'" in judged.verdict for site in moments)
