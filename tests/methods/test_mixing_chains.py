@@ -14,11 +14,12 @@ from torch import Tensor
 import hierfl
 from hierfl import ClientBatch, ClientData, full_batch
 from hierfl.core.chains import Mode, Sampled, Whitening, sampled
-from hierfl.core.gaussians import LOG_2_PI
+from hierfl.core.gaussians import LOG_2_PI, Factor
 from hierfl.core.process import OutOfTime, Watch, double_precision, watched
 from hierfl.data.batch import in_double
 from hierfl.engine.federation import federate
 from hierfl.methods.stages.centering import Centering, Together
+from hierfl.methods.stages.chain_starts import _plausible
 from hierfl.methods.stages.joint import Joint, PlainJoint, Standard, flat, standard_of
 from hierfl.methods.stages.mixing_chains import (
     ChainCoordinates,
@@ -308,6 +309,19 @@ def test_chains_do_not_start_where_a_scale_is_0_and_its_sites_are_equal() -> Non
         start = chains._starts.heaviest(z)
         log_tau = chains.joint.z_of(start.points, start.standard)[:, 0]
     assert -1.0 < float(log_tau.median()) < 2.0
+
+
+def test_factors_that_outgrow_their_digits_are_left() -> None:
+    """Those of censored pairs of eyes did, and a density of 1e67 looked like the heaviest mode."""
+    some, line = torch.tensor([2.0, 1e80, 3.0]), torch.tensor([1.0, 1.0, torch.inf])
+    factor = Factor(some[:, None, None], some[:, None], torch.zeros(3))
+    growth = Growth(
+        line[:, None], *[torch.ones(3, 1, *size) for size in ((), (1,), (1,))], torch.ones(3, 1)
+    )
+    kept, moves = _plausible(factor, growth)
+    assert kept.precision.flatten().tolist() == [2.0, 0.0, 0.0]
+    assert moves.center.flatten().tolist() == [1.0, 0.0, 0.0]
+    assert moves.moves.tolist() == [True, False, False]
 
 
 def signs(batch: ClientBatch) -> None:

@@ -46,6 +46,7 @@ APART = 0.3
 AWAY = 0.5  # sd of points about 0
 WIDE = 3.0  # sds about the mode from which every second chain starts: R-hat then sees another mode
 FARTHEST = 5.0  # sds of the belief that a client's factor may move its scalars
+LARGEST = 1e15  # of a number of a client's factor, which wide beliefs may overflow
 FEW = 4  # draws of z by which clients locate their mixing variables, for each number of z
 RENEWING = 256  # draws of chains about which factors are
 SCALED = 300  # numbers, with those that they scale, of whose scales a mode is looked for
@@ -215,7 +216,7 @@ class ChainStarts:
         equal = torch.full((len(z),), -math.log(len(z)))
         belief = any_client(self.joint.surrogate, z, equal, self.joint.none)
         if size and moving(rows.line, size):
-            factor, growth = at_origin(rows, self.nodes, belief, self._factor, size)
+            factor, growth = _plausible(*at_origin(rows, self.nodes, belief, self._factor, size))
             if bool(growth.moves.any()):
                 return self._standard(factor.precision, factor.shift, z, growth)
         factor = self._factor(belief)
@@ -368,6 +369,19 @@ class ChainStarts:
         usable[0] |= not bool(usable.any())
         z = z[usable]
         return z[torch.arange(max(count, len(z))) % len(z)]
+
+
+def _plausible(factor: Factor, growth: Growth) -> tuple[Factor, Growth]:
+    """Return factors and growths, without those of clients whose numbers outgrew their digits."""
+    numbers = [factor.precision, factor.shift, growth.center, growth.slope, growth.rates]
+    largest = torch.stack([v.nan_to_num(nan=torch.inf).abs().flatten(1).amax(1) for v in numbers])
+    known = largest.amax(0) < LARGEST
+
+    def kept(v: Tensor) -> Tensor:
+        return torch.where(known.view(-1, *[1] * (v.dim() - 1)), v, 0.0)
+
+    moves = {name: kept(v) for name, v in growth._asdict().items() if name != "origin"}
+    return Factor(*map(kept, factor)), growth._replace(**moves)
 
 
 def _are_apart(one: Mode, other: Mode) -> bool:
