@@ -22,6 +22,7 @@ from hierfl.core.gaussians import Factor
 from hierfl.methods.stages.centering import Centering, ScaledPoint
 from hierfl.methods.stages.joint import Joint, Standard, standard_of
 from hierfl.methods.stages.modes import Slopes, climbed, climbed_at_once, normal_about
+from hierfl.optimizers import Adam
 from hierfl.summaries.factor import factor_of, q_of
 from hierfl.summaries.growth import Growth, at_origin, moving
 from hierfl.summaries.moving import line_of
@@ -33,7 +34,8 @@ MOVES, FARTHEST_MOVE, SHORTER = 8, 0.5, 0.7
 TRIES = 20  # points for each chain, of which it starts at a usable one
 # points of each kind for each chain, from the likeliest of which modes are looked for; evaluations of
 # climbs there, and their longest moves; modes that are compared, and how far points are apart that lead there
-POINTS, ASCENT, LONGEST, MODES, DISTANT = 5, 100, 1.0, 3, 0.5
+POINTS, ASCENT, LONGEST, MODES, DISTANT = 5, 60, 1.0, 3, 0.5
+FIRST, LENGTH = 40, 0.1  # steps before these, and their length
 # sds that modes are apart at least, and nats of their mass that the others may have less
 FAR, LESS = 4.0, 3.0
 NOWHERE_FINITE = (
@@ -92,7 +94,7 @@ class ChainStarts:
         return start if other is None else max(start, other, key=self._mass_about)
 
     def _about_modes(self, alone: Standard, modes: list[Mode], start: ChainStart) -> ChainStart:
-        """Return a start about several modes, of which the first is that of `start`."""
+        """Return a start about several modes, one of which may be that of `start`."""
         shared = self.joint.shared
         own = torch.stack([of.loc[shared:] for of in modes])
         if bool(((own - own[0]).abs() > ELSEWHERE).any()):
@@ -103,10 +105,9 @@ class ChainStarts:
         points, back = start.points.clone(), start.standard.centering.back
         noise = NEAR * torch.nn.functional.pad(self._normal(own.shape[1]), (shared, 0))
         for k, of in enumerate(modes):
-            if k or start.standard is alone:
-                z = back(self._spread(of.leading, alone, of.loc)[: self.joint.count])
-                near = self._with_own(z, start.standard) + noise
-                points[k :: len(modes)] = near[k :: len(modes)]
+            z = back(self._spread(of.leading, alone, of.loc)[: self.joint.count])
+            near = self._with_own(z, start.standard) + noise
+            points[k :: len(modes)] = near[k :: len(modes)]
         z = back(torch.stack([of.loc[:shared] for of in modes]))
         return start._replace(points=points, modes=self.modes_at(z, start.standard))
 
@@ -257,13 +258,19 @@ class ChainStarts:
         best = value.topk(-(-count // len(places)), 1).indices
         at = x.gather(1, best[..., None].expand(-1, -1, x.shape[2])).flatten(0, 1)[:count]
         narrowed = partial(self._narrowed, standard=standard, apart=apart)
+        climb = Adam(LENGTH)
+        state = climb.init(at)
+        for _ in range(FIRST):  # which steep places and ridges do not hold
+            move, state = climb.update(-narrowed(at)[1].nan_to_num(0.0, 0.0, 0.0), state)
+            at = at + move
         at, value = climbed_at_once(narrowed, at, ASCENT, LONGEST)
         chosen = list[Tensor]()
         for x in at[value.argsort(descending=True)]:  # of one mode many would reach the same
             is_apart = all(bool((x - other)[:shared].norm() > DISTANT) for other in chosen)
             if is_apart and len(chosen) < MODES:
                 chosen.append(x)
-        return torch.stack(chosen)
+        # at scales of 0.001 the climbs of many end before the mode
+        return torch.stack([climbed(narrowed, x) for x in chosen])
 
     def _mode_at(self, standard: Standard, at: Tensor) -> tuple[Mode, float]:
         """Return a mode and the log mass about it, by its curvature: the higher one may be narrow."""
