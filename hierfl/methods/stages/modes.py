@@ -104,8 +104,13 @@ def _moved(
 def curvature(slopes: Slopes, at: Tensor, places: Tensor) -> Tensor:
     """Return minus second derivatives (K, P) of a log density at a point (K,), in P of its places."""
     moves = STEP * torch.eye(len(at))[places]
-    ahead, behind = slopes(torch.cat([at + moves, at - moves])).split(len(places))
-    return ((behind - ahead) / (2.0 * STEP)).mT
+    return _bends(slopes, at, moves).mT
+
+
+def _bends(slopes: Slopes, at: Tensor, moves: Tensor) -> Tensor:
+    """Return how much the slopes (P, K) fall along each of P moves of length STEP, by the length."""
+    ahead, behind = slopes(torch.cat([at + moves, at - moves])).split(len(moves))
+    return (behind - ahead) / (2.0 * STEP)
 
 
 def normal_about(slopes: Slopes, at: Tensor, own: int = 0, clients: int = 0) -> Mode:
@@ -117,8 +122,7 @@ def normal_about(slopes: Slopes, at: Tensor, own: int = 0, clients: int = 0) -> 
     moves = torch.zeros(shared + own, size)
     moves[:shared, :shared] = STEP * torch.eye(shared)
     moves[shared:, shared:] = STEP * torch.eye(own).repeat(1, clients)
-    ahead, behind = slopes(torch.cat([at + moves, at - moves])).split(len(moves))
-    minus_hessian = ((behind - ahead) / (2.0 * STEP)).nan_to_num()
+    minus_hessian = _bends(slopes, at, moves).nan_to_num()
     outer, between = minus_hessian[:shared].tensor_split([shared], 1)
     between = between.view(shared, clients, own).movedim(0, 2)  # (N, E, K)
     inside = minus_hessian[shared:, shared:].view(own, clients, own).movedim(0, 2)  # (N, E, E)
