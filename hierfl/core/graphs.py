@@ -1,6 +1,6 @@
 """Functions as lists of torch's operations; `make_fx` imports sympy and dynamo, which is slow."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +34,7 @@ class Operation(NamedTuple):
     function: Callable[..., Any]
     leaves: list[Any]  # of args and kwargs, with `Value`s for tensors of the graph
     spec: TreeSpec
-    found: list[int | None]  # numbers of the tensors that it returns
+    results: list[int | None]  # numbers of the tensors that it returns
 
 
 class NoGraph(Exception):
@@ -87,7 +87,7 @@ class _Recorder(TorchFunctionMode):
             numbers = [self._new(*of) for of in zip(results, masks, strict=True)]
             self.known[key] = Operation(func, leaves, spec, numbers)
             self.operations.append(self.known[key])
-        for v, number in zip(results, self.known[key].found, strict=True):
+        for v, number in zip(results, self.known[key].results, strict=True):
             self._name(v, number)
         return result
 
@@ -159,14 +159,15 @@ class Recording(NamedTuple):
         """Return the tensors of the graph at other inputs, by number."""
         return repeated(self.operations, inputs)
 
-    def until(self, *ends: int) -> list[Operation]:
-        """Return the operations that some tensors need."""
-        operations, needed = list[Operation](), set(ends)
-        for of in reversed(self.operations):
-            if needed.intersection(of.found):
-                operations.insert(0, of)
-                needed.update(v.number for v in of.leaves if isinstance(v, Value))
-        return operations
+
+def needed_by(ends: Iterable[int], operations: Sequence[Operation]) -> list[Operation]:
+    """Return the operations of a graph that some of its tensors need."""
+    kept, needed = list[Operation](), set[int | None](ends)
+    for of in reversed(operations):
+        if needed.intersection(of.results):
+            kept.append(of)
+            needed.update(v.number for v in of.leaves if isinstance(v, Value))
+    return kept[::-1]
 
 
 def recorded(function: Callable[..., Tensor], *inputs: Tensor) -> Recording | None:
@@ -186,8 +187,8 @@ def graph_of(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[..., 
     seen = recorded(function, *inputs)
     if seen is None:
         return None
-    end, operations = seen.end, seen.until(seen.end)
-    return lambda *inputs: repeated(operations, inputs)[end]
+    operations = needed_by([seen.end], seen.operations)
+    return lambda *inputs: repeated(operations, inputs)[seen.end]
 
 
 def repeated(operations: Sequence[Operation], inputs: Sequence[Tensor]) -> dict[int | None, Any]:
@@ -196,7 +197,7 @@ def repeated(operations: Sequence[Operation], inputs: Sequence[Tensor]) -> dict[
     for of in operations:
         leaves = [values[v.number] if isinstance(v, Value) else v for v in of.leaves]
         args, kwargs = tree_unflatten(leaves, of.spec)
-        values.update(zip(of.found, tree_leaves(of.function(*args, **kwargs)), strict=True))
+        values.update(zip(of.results, tree_leaves(of.function(*args, **kwargs)), strict=True))
     return values
 
 

@@ -6,6 +6,7 @@ operations alone, with those of the derivative, take about a fifth in TorchScrip
 
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hierfl.core.graphs import Operation, Value, repeated
+from hierfl.core.graphs import Operation, Value, needed_by, repeated
 from hierfl.core.process import EagerMode
 
 Function = Callable[..., tuple[Tensor, Tensor]]
@@ -23,6 +24,7 @@ AWAY = 0.1  # at points that differ by so much
 # seconds of a core for an operation in TorchScript, for one by Python, and for a scalar of it
 BY_SCRIPT, BY_PYTHON, A_SCALAR = 1.5e-6, 1.5e-5, 7e-10
 WHOLE_ROWS = ("mm.", "linalg", "cholesky", "triangular", "_inv")  # names of matrix operations
+FEW = 500  # calls of a graph that take less than passes over it, which make each a tenth faster
 ROW_SHARE = 0.25  # of a row's scalars that one of theirs is worth
 
 
@@ -60,6 +62,8 @@ class _Tape(WorkCounter):
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
         self.calls: list[Operation] = []
+        self.looks: list[bool] = []  # of what looks at values: whether these depend on the inputs
+        self.changes = False  # whether a tensor is changed in place, as others may see
         self.numbers = WeakTensorKeyDictionary({v: i for i, v in enumerate(inputs)})
         self.depend = set(range(len(inputs)))  # numbers of tensors that depend on the inputs
         self.count = len(inputs)
@@ -73,8 +77,11 @@ class _Tape(WorkCounter):
             for v in leaves
         ]
         depends = any(isinstance(v, Value) and v.number in self.depend for v in values)
-        if depends and torch.Tag.data_dependent_output in func.tags:
-            raise RuntimeError(f"{func} looks at values")  # as torch raises under `vmap`
+        if torch.Tag.data_dependent_output in func.tags:
+            self.looks.append(depends)
+            if depends:
+                raise RuntimeError(f"{func} looks at values")  # as torch raises under `vmap`
+        self.changes |= func._schema.is_mutable
         result = super().__torch_dispatch__(func, types, args, kwargs)
         results = tree_leaves(result)
         numbers = [self._number(v) if isinstance(v, Tensor) else None for v in results]
@@ -89,14 +96,30 @@ class _Tape(WorkCounter):
         return number
 
     def function(self, results: Sequence[Tensor]) -> Function:
-        """Return the function that repeats the operations."""
+        """Return the function that repeats the operations that the results need."""
         ends = [self.numbers[v] for v in results]
+        calls = self.calls if self.changes else needed_by(ends, self.calls)
 
         def run(*inputs: Tensor) -> Any:
-            values = repeated(self.calls, inputs)
+            values = repeated(calls, inputs)
             return tuple(values[end] for end in ends)
 
         return run
+
+
+class _Again(EagerMode):
+    """Lets a function that is run again look at no values but those that it could look at before."""
+
+    def __init__(self, looks: Sequence[bool]) -> None:
+        super().__init__()
+        self.looks = iter(looks)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if torch.Tag.data_dependent_output in func.tags and next(self.looks):
+            raise RuntimeError(f"{func} looks at values")
+        return func(*args, **(kwargs or {}))
 
 
 class _Script(NamedTuple):
@@ -146,10 +169,16 @@ def _recorded(function: Function, x: Tensor, *inputs: Tensor) -> _Script:
         with warnings.catch_warnings():
             # TorchScript is deprecated, and has no successor as fast
             warnings.simplefilter("ignore")
-            run: Any = torch.jit.trace(graph, (x, *inputs), check_trace=False)
-            away = x + AWAY
-            with _Tape((away, *inputs)):  # where nothing ends early either
-                compared = function(away, *inputs)
+            script: Any = torch.jit.trace(graph, (x, *inputs), check_trace=False)
+        calls = count()
+
+        def run(*tensors: Tensor) -> Any:
+            with torch.jit.optimized_execution(next(calls) >= FEW):
+                return script(*tensors)
+
+        away = x + AWAY
+        with _Again(tape.looks):  # where nothing ends early either
+            compared = function(away, *inputs)
         pairs = list(zip(run(away, *inputs), compared, strict=True))
     except Exception:  # recording fails in many ways; the function itself is right, and slower
         pairs = []

@@ -154,10 +154,10 @@ def _linear_parts(
     reads = (
         {v.number for v in of.leaves if isinstance(v, graphs.Value)}
         for of in recording.operations
-        if bent.intersection(of.found)
+        if bent.intersection(of.results)
     )
     ends = {recording.end}.union(*reads) & (moving - bent)
-    operations = recording.until(*ends)
+    operations = graphs.needed_by(ends, recording.operations)
 
     def read(z: Tensor, e: Tensor) -> Tensor:
         values = graphs.repeated(operations, (z, e))
