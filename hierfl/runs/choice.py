@@ -188,8 +188,8 @@ def _two_stage(facts: _ModelFacts) -> Choice:
         return facts.structured(why)
     if not curved:  # as of quantiles (asymmetric Laplace)
         return facts.structured("the likelihood has no curvature, which two_stage's factors need")
-    why = f"every unknown has a prior, and a client's likelihood reads only {size_in_words}"
-    why += ", and is Gaussian: one exact round" if exact else ""
+    form = "is Gaussian in" if exact else "reads only"
+    why = f"every unknown has a prior, and a client's likelihood {form} {size_in_words}"
     return facts.chosen(method, why, program)
 
 

@@ -84,7 +84,7 @@ ROWS: dict[str, tuple[Any, str, Any, str]] = {
     "few numbers": (lambda: regression, "two_stage", None, "reads only 2 parameters"),
     "a prior of rows": (lambda: students, "fedsvi", structured, "its prior reads the client's"),
     "a branch": (lambda: branching, "two_stage", None, "reads"),
-    "nothing global": (lambda: alone, "two_stage", None, "is Gaussian: one exact round"),
+    "nothing global": (lambda: alone, "two_stage", None, "is Gaussian in"),
     "v too long": (lambda: partial(wide, own=201), "fedsvi", structured, "parameters, too many"),
     "a long v of a Gaussian likelihood": (
         lambda: partial(wide, own=110), "two_stage", None, "only 110 parameters, and is Gaussian: one exact"
