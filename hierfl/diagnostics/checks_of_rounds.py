@@ -20,7 +20,7 @@ from hierfl.diagnostics.check import (
 from hierfl.engine.aggregate import COMPARED, CONFLICTS, FEWEST_COMPARED
 from hierfl.engine.client_store import taken
 from hierfl.engine.rounds import absent_from, left_out_of_rounds, records_of
-from hierfl.methods.stages.server import LEAST_ROWS
+from hierfl.methods.stages.server import ROWS_COMPARED
 from hierfl.posterior.snapshot import Snapshot
 
 AT_ONCE = 4096  # clients whose states are looked at together
@@ -189,7 +189,7 @@ def _conflicting(fit: Snapshot) -> Iterator[Check]:
         why = (
             f"Not checked: this needs {FEWEST_COMPARED} to 2,000 clients, with local sites that are Normal "
             "given the global ones, a density of each row, and, unless that is Gaussian, "
-            f"{LEAST_ROWS} rows."
+            f"{ROWS_COMPARED} rows."
         )
         yield Check(question, "not asked", why)
         return

@@ -146,9 +146,9 @@ def warn_of(state: ServerState, clock: Clock) -> None:
         fix = "allow more rounds"
         if clock.rounds >= MOST_ROUNDS and not missing:
             fix = "more do not help: use fedsvi with guides.structured"
+        silent = f" ({missing} clients have not answered yet)" * bool(missing)
         warn(
-            f"the rounds ended while {STAGES[int(state.stage)]} ({missing} clients have not answered yet): "
-            f"the posterior is not final; {fix}",
+            f"the rounds ended while {STAGES[int(state.stage)]}{silent}: the posterior is not final; {fix}"
         )
 
 

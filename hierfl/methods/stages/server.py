@@ -43,7 +43,7 @@ MANY, FEWEST_WEIGHTED = 500, 1000
 FAR_MANY = 1000
 # rows of a client, with fewer of which the slope of a likelihood that is not Gaussian is too skewed for
 # the tail probability of a Normal, as of two events where 0.2 are expected
-LEAST_ROWS = 20
+ROWS_COMPARED = 20
 FEWEST, POINTS = 50, 2_000_000  # scouts for each global number and one, and scouts x clients
 FEW = 16  # draws of z by which clients locate their mixing variables
 MOST_KEPT = 10_000_000  # single log ratios, clients x draws; of more only the sums are kept
@@ -241,7 +241,7 @@ class Rounds:
             surrogate, seed = self.work.surrogate, self.work.seed
             p, away, _ = surprises(Known(surrogate, state.factors, draws, state.bounds, seed))
             ranks = surrogate.hierarchy.program.ranks
-            least = 1 if surrogate.hierarchy.spread is not None else LEAST_ROWS
+            least = 1 if surrogate.hierarchy.spread is not None else ROWS_COMPARED
             return Surprise(p[ranks], away[ranks], least)
 
     def weighted(self, state: ServerState) -> WeightedDraws | None:
