@@ -76,11 +76,8 @@ class LaplacePoints:
 
     def along(self, message: Tree) -> Tensor:
         """Return q's center and points on both sides along `tril`, (1 + 2 K, K), of weighting rounds."""
-        loc, size = message["loc"], self.weighting.shape[-1]
-        if not self.sizes:
-            return torch.zeros(0, size, dtype=loc.dtype)
-        columns = FAR * message["tril"].T
-        return loc + torch.cat([torch.zeros(1, size, dtype=loc.dtype), columns, -columns])
+        loc, columns = message["loc"], FAR * message["tril"].T
+        return loc + torch.cat([torch.zeros_like(loc)[None], columns, -columns])
 
 
 def standard_points(size: int, *, settle: int, most: int, rounds: int, seed: int) -> LaplacePoints:
