@@ -51,6 +51,7 @@ class ScoreWatch:
         self.how, self.federation, self.evaluation = how, federation, evaluation
         self.rounds, self.seed, self.fine_tune, self.bias = rounds, seed, fine_tune, bias
         self.draws = evaluation.draws if how.draws else 1
+        self.kind = "P+FT" if fine_tune else "P"  # of clients that adapt
         self.curve: list[dict[str, float]] = []
         self.last: list[dict[tuple[str, str, str], float]] = []
         self.clients: list[dict[str, Any]] = []
@@ -158,7 +159,7 @@ class ScoreWatch:
         if self.fine_tune:
             adapted = whole.personalize(rows.train, rounds=1, from_scratch=False)
         if adapted is not None:
-            scores += self._of(self._kind, 1, "local", self._predicted(adapted, rows.test))
+            scores += self._of(self.kind, 1, "local", self._predicted(adapted, rows.test))
         if rows.joining is not None:
             scores += self._joined(fit, *rows.joining)
         everyone = None
@@ -185,7 +186,7 @@ class ScoreWatch:
         if not self.how.tunes:
             scores += self._of("P", 0, "global", self._predicted(whole, everyone))
         if adapted is not None:
-            scores += self._of(self._kind, 1, "global", self._predicted(adapted, everyone))
+            scores += self._of(self.kind, 1, "global", self._predicted(adapted, everyone))
         unserved = self._unserved(fit, self.federation.train, everyone)
         return [*scores, *self._of("G", 0, "global", unserved)]
 
@@ -228,17 +229,13 @@ class ScoreWatch:
                 for label, value in first.items()
             ]
 
-    @property
-    def _kind(self) -> str:
-        return "P+FT" if self.fine_tune else "P"
-
     def _joined(self, fit: Fit, train: ClientData, test: ClientData) -> list[Score]:
         """Return the scores of clients that join, after each number of rounds on their own rows."""
         scores = []
         for rounds in self.evaluation.join_rounds:
             own = fit.personalize(train, rounds=rounds)
             served = self._predicted(own, test)
-            scores += self._of(self._kind, rounds, "local", served, clients="new")
+            scores += self._of(self.kind, rounds, "local", served, clients="new")
         unserved = self._unserved(fit, train, test)
         return [*scores, *self._of("G", 0, "local", unserved, clients="new")]
 

@@ -14,26 +14,22 @@ from hierfl.comparisons.study_file import Study, StudyEntry
 from hierfl.comparisons.tuning import chosen, in_words
 from hierfl.core.disk import replace_text
 
-STUDY, RESULTS, TUNED, CURVES, COSTS, CLIENTS, CLASSES, ENTROPIES, LINES = (
-    *("study.json", "results.csv", "tuning.csv", "curves.csv", "costs.csv"),
-    *("clients.csv", "classes.csv", "entropies.csv", "lines.csv"),
-)
-FILES = (STUDY, RESULTS, TUNED, CURVES, COSTS, CLIENTS, CLASSES, ENTROPIES, LINES)
-FIGURES = (
-    "figure.png",
-    *(f"figure-{part}.png" for part in ("clients", "classes", "entropies", "lines")),
-)
+STUDY, RESULTS, TUNED = "study.json", "results.csv", "tuning.csv"
+CURVES, COSTS = "curves.csv", "costs.csv"
 SPENT = ("kb_down", "kb_up", "kb_kept", "seconds", "round_seconds", "evaluations")
 FIRST_SEED = ("entropies", "lines")  # parts of a cell that are written for the first seed alone
 # part of a cell -> its file, and its columns after method and seed, before any of `OPTIONAL`
 PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "scores": (RESULTS, Score._fields),
     "curve": (CURVES, ("round", "P", "G")),
-    "clients": (CLIENTS, ("round", "client", "score", "value")),
-    "classes": (CLASSES, ("test", "class", "deviation")),
-    "entropies": (ENTROPIES, ("rows", "client", "entropy")),
-    "lines": (LINES, ("score", "round", "client", "draw", "w0", "w1")),
+    "clients": ("clients.csv", ("round", "client", "score", "value")),
+    "classes": ("classes.csv", ("test", "class", "deviation")),
+    "entropies": ("entropies.csv", ("rows", "client", "entropy")),
+    "lines": ("lines.csv", ("score", "round", "client", "draw", "w0", "w1")),
 }
+FILES = (STUDY, TUNED, COSTS, *(file for file, _ in PARTS.values()))
+ALWAYS = ("scores", "curve")  # parts that each study has; of the others, each has a figure
+FIGURES = ("figure.png", *(f"figure-{part}.png" for part in PARTS if part not in ALWAYS))
 ALONG = ("P, new", "coherence", "distance")  # columns of curves where they are measured
 OPTIONAL = (*ALONG, "w2")
 
@@ -58,7 +54,7 @@ def write(study: Study, out: Path) -> None:
             trials += _trials(out, study, entry)
     for part, (file, columns) in PARTS.items():
         along = [name for name in OPTIONAL if any(name in row for row in rows_of[part])]
-        if rows_of[part] or part in ("scores", "curve"):
+        if rows_of[part] or part in ALWAYS:
             replace_text(out / file, as_csv(("method", "seed", *columns, *along), rows_of[part]))
         else:  # of the study before it was changed
             (out / file).unlink(missing_ok=True)
@@ -92,7 +88,7 @@ def _frame(name: str, texts: Sequence[str], numbers: Sequence[str], out: Path) -
     """Return a CSV file of a study's folder, with texts as they are, and numbers or booleans."""
     file = out / name
     try:
-        frame = pd.read_csv(file, dtype=dict.fromkeys(texts, "str"), keep_default_na=True)
+        frame = pd.read_csv(file, dtype=dict.fromkeys(texts, "str"))
         frame[list(texts)] = frame[list(texts)].fillna("")
         frame[list(numbers)].astype(float)  # refuses words
     except (KeyError, ValueError) as error:

@@ -84,7 +84,7 @@ def test_a_run_is_blind_to_test_rows_but_for_its_scores(marked: Callable[[], Non
 
     def fitted() -> dict[str, Any]:
         rows = of_study(own, 0)
-        fits.append(cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 3, 0))
+        fits.append(cells.trained(own, own.methods[0], {}, rows, 3, 0))
         return cells.computed(own, own.methods[0], {}, 0)
 
     before = fitted()
