@@ -105,13 +105,12 @@ def pfedvem(
 
         def most_likely(phi: Params, message: Params) -> Tensor:
             """Return the most likely rho_k, unconstrained, of the shape of its param."""
-            total, count = torch.zeros(()), 0
-            for name, loc in about(message).items():
-                if name.endswith(".loc"):
-                    scale = name.removesuffix("loc") + "scale"
-                    away = phi[name] - loc
-                    total = total + links[scale](phi[scale]).square().sum() + away.square().sum()
-                    count += away.numel()
+            total, count, center = torch.zeros(()), 0, about(message)
+            for site in means:
+                loc, scale = f"{site}.loc", f"{site}.scale"
+                away, sd = phi[loc] - center[loc], links[scale](phi[scale])
+                total = total + sd.square().sum() + away.square().sum()
+                count += away.numel()
             rho = (total / count).sqrt().clamp(min=LEAST)
             return links[SPREAD].inv(rho).expand(mine[SPREAD].shape)
 
