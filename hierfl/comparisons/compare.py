@@ -57,18 +57,20 @@ def compare(study: Study, out: Path, *, processes: int = 2, say: Say = print) ->
         replace_text(out / STUDY, study.model_dump_json(indent=1))
         check_methods(study)
         with Pool(processes, say) as pool:
-            tuned = pool.all(
-                [(f"{e.label}: options", partial(_choice, out, study, e)) for e in study.methods]
-            )
+            searches = {e.label: partial(_choice, out, study, e) for e in study.methods}
+            tuned = pool.all([(f"{label}: options", search) for label, search in searches.items()])
+            choices = dict(zip(searches, tuned, strict=True))
             # seed by seed: a process keeps the clients of one seed, which take up to half a minute
-            runs = [
-                (f"{e.label}, seed {seed}", partial(_cell, out, study, e, seed, choice["options"]))
+            runs = {
+                (e.label, seed): partial(_cell, out, study, e, seed, choice["options"])
                 for seed in study.run.seeds
-                for e, choice in zip(study.methods, tuned, strict=True)
-                if choice is not None
-            ]
-            pool.all(runs)
-        write(study, out)
+                for e in study.methods
+                if (choice := choices[e.label]) is not None
+            }
+            found = pool.all(
+                [(f"{label}, seed {seed}", run) for (label, seed), run in runs.items()]
+            )
+        write(study, out, choices, dict(zip(runs, found, strict=True)))
         return pool.failed
 
 

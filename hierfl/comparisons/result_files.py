@@ -1,18 +1,20 @@
 """The files of a study's folder: what it was, and what was found, as CSV."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from hierfl.comparisons.cells import cell_file, kept
 from hierfl.comparisons.score_means import Score
-from hierfl.comparisons.study_file import Study, StudyEntry
-from hierfl.comparisons.tuning import chosen, in_words
+from hierfl.comparisons.study_file import Study
+from hierfl.comparisons.tuning import in_words
 from hierfl.core.disk import replace_text
+
+Found = dict[str, Any] | None  # of a search or a cell; None: it failed
+Cells = Mapping[tuple[str, int], Found]  # by label and seed
 
 STUDY, RESULTS, TUNED = "study.json", "results.csv", "tuning.csv"
 CURVES, COSTS = "curves.csv", "costs.csv"
@@ -34,14 +36,13 @@ ALONG = ("P, new", "coherence", "distance")  # columns of curves where they are 
 OPTIONAL = (*ALONG, "w2")
 
 
-def write(study: Study, out: Path) -> None:
-    """Write the CSV files of a study; all but costs.csv are the same for every run of it."""
-    trials: list[dict[str, Any]] = []
+def write(study: Study, out: Path, choices: Mapping[str, Found], cells: Cells) -> None:
+    """Write the CSV files of a study, of choices by label; all but costs.csv are the same for every run of it."""
     costs: list[dict[str, Any]] = []
     rows_of: dict[str, list[dict[str, Any]]] = {part: [] for part in PARTS}
     for entry in study.methods:
         for seed in study.run.seeds:
-            cell = kept(cell_file(out, study, entry, seed)[0])
+            cell = cells.get((entry.label, seed))
             if cell is None:
                 continue
             who = {"method": entry.label, "seed": seed}
@@ -50,33 +51,26 @@ def write(study: Study, out: Path) -> None:
                     rows += [{**who, **row} for row in cell.get(part, ())]
             how = {"options": in_words(cell["options"]), "diverged": "diverged" in cell}
             costs.append({**who, **how, **{name: cell.get(name) for name in SPENT}})
-        if study.tuning.rounds:
-            trials += _trials(out, study, entry)
     for part, (file, columns) in PARTS.items():
         along = [name for name in OPTIONAL if any(name in row for row in rows_of[part])]
         if rows_of[part] or part in ALWAYS:
             replace_text(out / file, as_csv(("method", "seed", *columns, *along), rows_of[part]))
         else:  # of the study before it was changed
             (out / file).unlink(missing_ok=True)
-    replace_text(out / TUNED, as_csv(("method", "options", "score", "chosen"), trials))
-    names = ("method", "seed", "options", "diverged", *SPENT)
-    replace_text(out / COSTS, as_csv(names, costs))
-
-
-def _trials(out: Path, study: Study, entry: StudyEntry) -> Iterable[dict[str, Any]]:
-    try:
-        choice = chosen(out, study, entry)
-    except ValueError:  # every trial diverged
-        return []
-    return [
+    trials = [
         {
-            "method": entry.label,
+            "method": label,
             "options": in_words(trial["options"]),
             "score": trial["score"],
             "chosen": trial["options"] == choice["options"],
         }
+        for label, choice in choices.items()
+        if choice is not None
         for trial in choice["trials"]
     ]
+    replace_text(out / TUNED, as_csv(("method", "options", "score", "chosen"), trials))
+    names = ("method", "seed", "options", "diverged", *SPENT)
+    replace_text(out / COSTS, as_csv(names, costs))
 
 
 def as_csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hierfl.core.disk import replace_bytes
 from hierfl.core.extras import extras_for
-from hierfl.datasets.files import VARIABLE, Arrays, read_arrays, reading
+from hierfl.datasets.files import VARIABLE, Arrays, read_arrays
 
 PARTS = ("train", "test")
 
@@ -56,8 +56,7 @@ def get(name: str, folder: Path | None = None, say: Callable[[str], None] = prin
         raise ValueError(f"there is no folder to save to: set {VARIABLE}, or give --folder")
     remote, path = REMOTES[name], (folder or Path(str(variable))) / REMOTES[name].file
     if path.exists():
-        with reading(path):
-            arrays = read_arrays(path, [f"{kind}_{part}" for kind in "xy" for part in PARTS], {})
+        arrays = read_arrays(path, [f"{kind}_{part}" for kind in "xy" for part in PARTS], {})
         say(f"{path} is there already{checked(remote, arrays)}")
         return path
     arrays = downloaded(remote)
