@@ -15,7 +15,7 @@ from torch import nn
 
 from hierfl.comparisons.federations import StudyFederation, of_study
 from hierfl.comparisons.measures import ScoreWatch
-from hierfl.comparisons.study_data import LINES, REGRESSION
+from hierfl.comparisons.study_data import REGRESSION
 from hierfl.comparisons.study_file import Net, Study, StudyEntry
 from hierfl.core.disk import replace_text
 from hierfl.core.trees import nbytes
@@ -216,13 +216,7 @@ def computed(study: Study, entry: StudyEntry, options: Options, seed: int) -> di
     """Return the scores of one cell; a run that diverges has none."""
     how, federation = baseline(entry.name), of_study(study, seed)
     rounds, _ = plan_of(study, entry, federation.train.num_clients, study.run.rounds)
-    bias = study.net.bias if study.data.name in LINES else None
-    # the same share of the run for a method that takes fewer rounds
-    late = max(1, round(study.evaluation.last_rounds * rounds / study.run.rounds))
-    evaluation = study.evaluation.model_copy(update={"last_rounds": late})
-    watch = ScoreWatch(
-        how, federation, evaluation, rounds, seed, fine_tune=entry.fine_tune, bias=bias
-    )
+    watch = ScoreWatch(study, entry, federation, rounds, seed)
     began = time.perf_counter()
     try:
         fit = trained(study, entry, options, federation, study.run.rounds, seed, watch.look)

@@ -242,7 +242,7 @@ def test_all_clients_train_and_a_share_is_averaged_where_the_server_can() -> Non
 def test_a_watch_looks_at_the_rounds_that_are_asked_for() -> None:
     own = study(evaluation={"last_rounds": 1, "every": 2}, run={"rounds": 5})
     rows, seen = of_study(own, 0), []
-    watch = ScoreWatch(baseline("fedavg"), rows, own.evaluation, 5, 0)
+    watch = ScoreWatch(own, own.methods[0], rows, 5, 0)
 
     def look(fit: Fit) -> None:
         before = len(watch.curve) + len(watch.last)

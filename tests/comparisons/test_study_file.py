@@ -88,8 +88,6 @@ def test_a_method_that_is_left_out_is_not_compared(tmp_path: Path) -> None:
         (MINIMAL.replace("digits", "digitz"), ["data.name", "digitz"]),
         ('title = "t"\ndata = { name = "digits" }\nmethods = { fedavg = {} }', ["needs a partition"]),
         ('title = "t"\n[data]\nname = "heart_disease"', ["methods", "required"]),
-        (MINIMAL.replace('"fedavg"', '"fedavg", settings = { optimizer = "adamm" }'),
-         ["'adamm'", "'sgd', 'adam' or a step size"]),
         (MINIMAL.replace("train = 16", "authors_labels = true"), ["authors_labels", "'power_law'"]),
         (MINIMAL + "[evaluation]\njoin_rounds = [0]", ["evaluation.join_rounds.0", "greater than 0"]),
         (MINIMAL + '[evaluation]\nmetric = "explained"', ["evaluation.metric", "'digits' has classes"]),
