@@ -17,7 +17,7 @@ from hierfl.program.traces import has_mean
 
 def at_prior(program: Program, theta: Params) -> Params:
     """Return local params of `delta` or `mean_field` at which the posterior is the prior."""
-    priors, starts, links = program.priors(theta), program.start()[1], _links(program)
+    priors, starts, links = program.priors(theta), program.start()[1], links_of(program)
     params: Params = {}
     for site in program.latents.local_block.sites:
         prior = priors[site.name]
@@ -91,13 +91,13 @@ def _marked(program: Program) -> Params:
     return {name: marked(value) for name, value in program.start()[0].items()}
 
 
-def _links(program: Program) -> dict[str, Transform]:
+def links_of(program: Program) -> dict[str, Transform]:
     """Return each param's map from unconstrained values."""
     return {spec.name: transform_to(spec.constraint) for spec in program.params}
 
 
 def _constrained(program: Program, params: Params) -> Params:
-    links = _links(program)
+    links = links_of(program)
     return {name: links[name](value) for name, value in params.items()}
 
 
@@ -158,7 +158,7 @@ def moments_of(program: Program) -> PriorMoments:
     return PriorMoments(
         site={param: site for site, param in means.items()},
         scale={means[site]: param for site, param in scales.items()},
-        links=_links(program),
+        links=links_of(program),
     )
 
 
