@@ -9,11 +9,12 @@ import torch
 
 from hierfl import Fit
 from hierfl.comparisons import cells, federations, tuning
-from hierfl.comparisons.federations import Both, of_study
+from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.measures import everyones
 from hierfl.comparisons.study_data import Data
 from hierfl.core.trees import tree_leaves
 from hierfl.studies import image_splits as images
+from hierfl.studies.drawn_clients import Both
 from tests.comparisons.small import study
 
 MARKER = 100.0  # pixels are from 0 to 1
