@@ -38,7 +38,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "differential_privacy.md"
 
 def deal(seed: int) -> tuple[hierfl.ClientData, torch.Tensor, torch.Tensor]:
     """Return the clients' rows, and the rows of the test: features and labels."""
-    rows = images.merged("fashion_mnist")
+    rows = images.labeled("fashion_mnist")
     order = torch.randperm(len(rows.y), generator=torch.Generator().manual_seed(seed))
     used, test = order[: CLIENTS * ROWS], order[CLIENTS * ROWS :]
     ids = torch.arange(CLIENTS).repeat_interleave(ROWS)

@@ -15,7 +15,7 @@ from torch import nn
 
 from hierfl.comparisons.federations import StudyFederation, of_study
 from hierfl.comparisons.measures import ScoreWatch
-from hierfl.comparisons.study_data import LINES, REGRESSION
+from hierfl.comparisons.study_data import REGRESSION
 from hierfl.comparisons.study_file import Net, Study, StudyEntry
 from hierfl.core.disk import replace_text
 from hierfl.core.trees import nbytes
@@ -159,16 +159,11 @@ def value_of(name: str, value: Any, lr: float) -> Any:
 
 
 def method_of(
-    study: Study,
-    entry: StudyEntry,
-    options: Options,
-    train: ClientData,
-    classes: int,
-    rounds: int,
-    seed: int,
+    study: Study, entry: StudyEntry, options: Options, rows: StudyFederation, rounds: int, seed: int
 ) -> Method:
     """Return the method of an entry, for these clients."""
-    net = net_of(study, train.fields["x"].shape[1], classes, seed)
+    train = rows.train
+    net = net_of(study, train.fields["x"].shape[1], rows.classes, seed)
     settings = {**entry.settings, **options}
     how = baseline(entry.name)
     adaptive = how.adaptive or settings.get("optimizer") == "adam"
@@ -198,17 +193,16 @@ def trained(
     study: Study,
     entry: StudyEntry,
     options: Options,
-    train: ClientData,
-    classes: int,
+    rows: StudyFederation,
     rounds: int,
     seed: int,
     callback: Any = None,
 ) -> Fit:
-    """Fit a method to clients' rows."""
-    taken, cohort = plan_of(study, entry, train.num_clients, rounds)
+    """Fit a method to clients' training rows."""
+    taken, cohort = plan_of(study, entry, rows.train.num_clients, rounds)
     return fit(
-        method_of(study, entry, options, train, classes, taken, seed),
-        train,
+        method_of(study, entry, options, rows, taken, seed),
+        rows.train,
         rounds=taken,
         cohort=cohort,
         seed=seed,
@@ -220,21 +214,12 @@ def trained(
 
 def computed(study: Study, entry: StudyEntry, options: Options, seed: int) -> dict[str, Any]:
     """Return the scores of one cell; a run that diverges has none."""
-    federation: StudyFederation = of_study(study, seed)
-    how, train = baseline(entry.name), federation.train
-    rounds, _ = plan_of(study, entry, train.num_clients, study.run.rounds)
-    bias = study.net.bias if study.data.name in LINES else None
-    # the same share of the run for a method that takes fewer rounds
-    late = max(1, round(study.evaluation.last_rounds * rounds / study.run.rounds))
-    evaluation = study.evaluation.model_copy(update={"last_rounds": late})
-    watch = ScoreWatch(
-        how, federation, evaluation, rounds, seed, fine_tune=entry.fine_tune, bias=bias
-    )
+    how, federation = baseline(entry.name), of_study(study, seed)
+    rounds, _ = plan_of(study, entry, federation.train.num_clients, study.run.rounds)
+    watch = ScoreWatch(study, entry, federation, rounds, seed)
     began = time.perf_counter()
     try:
-        fit = trained(
-            study, entry, options, train, federation.classes, study.run.rounds, seed, watch.look
-        )
+        fit = trained(study, entry, options, federation, study.run.rounds, seed, watch.look)
         scores = watch.scores(fit)  # the round of all and that of tuning may diverge too
     except ClientError as error:  # an update that is not finite
         return {"options": dict(options), "diverged": str(error), "scores": [], "curve": []}

@@ -28,9 +28,8 @@ from hierfl.runs.run_folder import held
 Say = Callable[[str], None]
 
 
-def set_up_worker(dtype: torch.dtype) -> None:
-    """Give a worker a default dtype and one thread, and end it with its parent."""
-    torch.set_default_dtype(dtype)
+def set_up_worker() -> None:
+    """Give a worker one thread, and end it with its parent."""
     torch.set_num_threads(1)
     Thread(target=_end_with_parent, daemon=True).start()
 
@@ -58,20 +57,20 @@ def compare(study: Study, out: Path, *, processes: int = 2, say: Say = print) ->
         replace_text(out / STUDY, study.model_dump_json(indent=1))
         check_methods(study)
         with Pool(processes, say) as pool:
-            choices = ((e.label, partial(_choice, out, study, e)) for e in study.methods)
-            tuned = pool.all([Job(f"{label}: options", work) for label, work in choices])
+            searches = {e.label: partial(_choice, out, study, e) for e in study.methods}
+            tuned = pool.all([(f"{label}: options", search) for label, search in searches.items()])
+            choices = dict(zip(searches, tuned, strict=True))
             # seed by seed: a process keeps the clients of one seed, which take up to half a minute
-            runs = [
-                Job(
-                    f"{e.label}, seed {seed}",
-                    partial(_cell, out, study, e, seed, choice["options"]),
-                )
+            runs = {
+                (e.label, seed): partial(_cell, out, study, e, seed, choice["options"])
                 for seed in study.run.seeds
-                for e, choice in zip(study.methods, tuned, strict=True)
-                if choice is not None
-            ]
-            pool.all(runs)
-        write(study, out)
+                for e in study.methods
+                if (choice := choices[e.label]) is not None
+            }
+            found = pool.all(
+                [(f"{label}, seed {seed}", run) for (label, seed), run in runs.items()]
+            )
+        write(study, out, choices, dict(zip(runs, found, strict=True)))
         return pool.failed
 
 
@@ -81,31 +80,23 @@ def check_methods(study: Study) -> None:
     federation = of_study(study, seed)
     for entry in study.methods:
         try:
-            cells.method_of(
-                study, entry, {}, federation.train, federation.classes, study.run.rounds, seed
-            )
+            cells.method_of(study, entry, {}, federation, study.run.rounds, seed)
             for score in entry.published:
                 published(study, entry, score)
         except Exception as error:  # builders take settings as they are: anything may be raised
             raise ValueError(f"method '{entry.label}': {error}") from error
 
 
-@dataclass(frozen=True)
-class Job:
-    """Something to be computed in a process: its name, and what computes it, or finds it kept."""
-
-    name: str
-    work: Callable[[], tuple[dict[str, Any], bool]]  # what was found, and whether it is new
+# a name, and what computes it in a process, or finds it kept: what was found, and whether it is new
+Job = tuple[str, Callable[[], tuple[dict[str, Any], bool]]]
 
 
 class Pool:
     """Processes that compute jobs; `say` is called with a line for each."""
 
     def __init__(self, processes: int, say: Say) -> None:
-        start: Any = {"initializer": set_up_worker, "initargs": (torch.float32,)}
-        self.executor = ProcessPoolExecutor(processes, get_context("spawn"), **start)
-        self.processes, self.say = processes, say
-        self.failed: list[Failed] = []
+        self.executor = ProcessPoolExecutor(processes, get_context("spawn"), set_up_worker)
+        self.say, self.failed = say, list[Failed]()
 
     def __enter__(self) -> "Pool":
         return self
@@ -117,24 +108,24 @@ class Pool:
         """Return what each job found; None where it failed."""
         began, computed = time.perf_counter(), 0
         futures: dict[Future[Any], int] = {
-            self.executor.submit(job.work): place for place, job in enumerate(jobs)
+            self.executor.submit(work): place for place, (_, work) in enumerate(jobs)
         }
         results: list[dict[str, Any] | None] = [None] * len(jobs)
         for done, future in enumerate(as_completed(futures), 1):
-            job = jobs[futures[future]]
+            name, _ = jobs[futures[future]]
             try:
                 results[futures[future]], new = future.result()
             except (BrokenProcessPool, KeyboardInterrupt):
                 raise
             except Exception as error:  # one method must not lose the others
-                self.failed.append(Failed(job.name, f"{type(error).__name__}: {error}"))
-                self.say(f"[{done}/{len(jobs)}] {job.name} failed: {error}")
+                self.failed.append(Failed(name, f"{type(error).__name__}: {error}"))
+                self.say(f"[{done}/{len(jobs)}] {name} failed: {error}")
                 continue
             computed += new
             if new:
                 per_job = (time.perf_counter() - began) / computed
                 time_left = in_words(per_job * (len(jobs) - done))
-                self.say(f"[{done}/{len(jobs)}] {job.name}; {time_left} left")
+                self.say(f"[{done}/{len(jobs)}] {name}; {time_left} left")
         return results
 
 

@@ -19,8 +19,7 @@ from hierfl.datasets import Labeled
 from hierfl.studies import drawn_clients
 from hierfl.studies import image_splits as images
 from hierfl.studies.baseline_parts import held_out
-
-Both = tuple[ClientData, ClientData]  # training and test rows of the same clients
+from hierfl.studies.drawn_clients import Both
 
 
 @dataclass(frozen=True)

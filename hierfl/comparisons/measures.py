@@ -8,7 +8,8 @@ from torch import Tensor
 
 from hierfl.comparisons.federations import StudyFederation, renamed
 from hierfl.comparisons.score_means import WEIGHTINGS, Score, by_client, means, means_of
-from hierfl.comparisons.study_data import Evaluation
+from hierfl.comparisons.study_data import LINES
+from hierfl.comparisons.study_file import Study, StudyEntry
 from hierfl.core.trees import tree_map
 from hierfl.data.clients import ClientData
 from hierfl.diagnostics import (
@@ -22,11 +23,11 @@ from hierfl.diagnostics import (
 from hierfl.engine.rounds import one_round
 from hierfl.posterior.prediction import Prediction
 from hierfl.runs.result import Fit
-from hierfl.studies.baseline_methods import Baseline
+from hierfl.studies.baseline_methods import baseline
 from hierfl.studies.drawn_clients import exact_posterior, least_squares, probes_of, served_weights
 
 NOTED = 10  # clients whose entropies are kept, for figures
-LINES = 40  # draws of each client's line that are kept, for figures
+DRAWN = 40  # draws of each client's line that are kept, for figures
 
 
 def stranger(client: str) -> str:
@@ -35,22 +36,19 @@ def stranger(client: str) -> str:
 
 
 class ScoreWatch:
-    """Scores of a run while it runs; `bias` is that of the line that labels follow, if any."""
+    """Scores of a run of so many rounds while it runs."""
 
     def __init__(
-        self,
-        how: Baseline,
-        federation: StudyFederation,
-        evaluation: Evaluation,
-        rounds: int,
-        seed: int,
-        *,
-        fine_tune: bool = False,
-        bias: bool | None = None,
+        self, study: Study, entry: StudyEntry, federation: StudyFederation, rounds: int, seed: int
     ) -> None:
-        self.how, self.federation, self.evaluation = how, federation, evaluation
-        self.rounds, self.seed, self.fine_tune, self.bias = rounds, seed, fine_tune, bias
-        self.draws = evaluation.draws if how.draws else 1
+        self.how, self.federation, self.seed = baseline(entry.name), federation, seed
+        self.evaluation, self.fine_tune = study.evaluation, entry.fine_tune
+        self.on_lines, self.bias = study.data.name in LINES, study.net.bias
+        # the same share of the run for a method that takes fewer rounds
+        last = round(self.evaluation.last_rounds * rounds / study.run.rounds)
+        self.late = rounds - max(1, last)
+        self.draws = self.evaluation.draws if self.how.draws else 1
+        self.kind = "P+FT" if self.fine_tune else "P"  # of clients that adapt
         self.curve: list[dict[str, float]] = []
         self.last: list[dict[tuple[str, str, str], float]] = []
         self.clients: list[dict[str, Any]] = []
@@ -61,7 +59,7 @@ class ScoreWatch:
     def look(self, fit: Fit) -> None:
         """Score a fit after a round, if the round is one of the last or a point of the curve."""
         at, every = fit.progress.round, self.evaluation.every
-        late, point = at > self.rounds - self.evaluation.last_rounds, every and at % every == 0
+        late, point = at > self.late, every and at % every == 0
         if not (late or point):
             return
         rows = self.federation
@@ -102,20 +100,20 @@ class ScoreWatch:
             trained = slopes[slopes.norm(dim=1) > 0.0]  # one that has taken no step may have none
             if len(trained) > 1:
                 measured["coherence"] = coherence(trained).minus_log_det
-        if self.bias is not None:
-            line = self._common_line(fit, bias=self.bias)
-            measured["distance"] = self._distance(line, bias=self.bias)
+        if self.on_lines:
+            line = self._common_line(fit)
+            measured["distance"] = self._distance(line)
             self._note_lines("G", fit.progress.round, 0, line.mean(0, keepdim=True))
         return measured
 
-    def _common_line(self, fit: Fit, *, bias: bool) -> Tensor:
+    def _common_line(self, fit: Fit) -> Tensor:
         """Return the lines of clients that have taken no step, (clients, weights)."""
         train = self.federation.train
-        return served_weights(self._unserved(fit, train, probes_of(train)), bias=bias)
+        return served_weights(self._unserved(fit, train, probes_of(train)), bias=self.bias)
 
-    def _distance(self, line: Tensor, *, bias: bool) -> float:
+    def _distance(self, line: Tensor) -> float:
         """Return the clients' mean distance of lines from least squares on all training rows."""
-        target = least_squares(self.federation.train, bias=bias)
+        target = least_squares(self.federation.train, bias=self.bias)
         return float((line - target).norm(dim=-1).mean())
 
     def _note_lines(self, score: str, at: int, draw: int, lines: Tensor) -> None:
@@ -127,17 +125,16 @@ class ScoreWatch:
             for client, line in zip(names, lines, strict=True)
         ]
 
-    def _of_lines(self, fit: Fit, served: Fit, *, bias: bool) -> list[Score]:
+    def _of_lines(self, fit: Fit, served: Fit) -> list[Score]:
         """Note draws of what each client is served, one without draws; return distance and width."""
         train, drawn = self.federation.train, []
-        for draw in range(LINES if self.how.draws else 1):
-            own = served.predict(probes_of(train), draws=1, seed=LINES * self.seed + draw)
-            drawn.append(served_weights(own, bias=bias))
+        for draw in range(DRAWN if self.how.draws else 1):
+            own = served.predict(probes_of(train), draws=1, seed=DRAWN * self.seed + draw)
+            drawn.append(served_weights(own, bias=self.bias))
             self._note_lines("P", served.progress.round, draw, drawn[-1])
-        away = self._distance(self._common_line(fit, bias=bias), bias=bias)
-        scores = self._of_all("G", "distance", away)
-        if self.how.draws and not bias:
-            exact = exact_posterior(train, bias=bias)[1].diagonal().sqrt()
+        scores = self._of_all("G", "distance", self._distance(self._common_line(fit)))
+        if self.how.draws and not self.bias:
+            exact = exact_posterior(train, bias=False)[1].diagonal().sqrt()
             scores += self._of_all("P", "width", float((torch.stack(drawn).std(0) / exact).mean()))
         return scores
 
@@ -158,7 +155,7 @@ class ScoreWatch:
         if self.fine_tune:
             adapted = whole.personalize(rows.train, rounds=1, from_scratch=False)
         if adapted is not None:
-            scores += self._of(self._kind, 1, "local", self._predicted(adapted, rows.test))
+            scores += self._of(self.kind, 1, "local", self._predicted(adapted, rows.test))
         if rows.joining is not None:
             scores += self._joined(fit, *rows.joining)
         everyone = None
@@ -174,9 +171,7 @@ class ScoreWatch:
             error = calibration_error(*confidence(self._predicted(served, rows.test)), draws=99)
             scores += self._of_all("P", "calibration_error", 100.0 * error.ece)
             scores += self._of_all("P", "calibration_by_chance", 100.0 * error.by_chance)
-        if self.bias is not None:
-            scores += self._of_lines(fit, served, bias=self.bias)
-        return scores
+        return scores + (self._of_lines(fit, served) if self.on_lines else [])
 
     def _on_all_rows(
         self, everyone: ClientData, fit: Fit, whole: Fit, adapted: Fit | None
@@ -185,7 +180,7 @@ class ScoreWatch:
         if not self.how.tunes:
             scores += self._of("P", 0, "global", self._predicted(whole, everyone))
         if adapted is not None:
-            scores += self._of(self._kind, 1, "global", self._predicted(adapted, everyone))
+            scores += self._of(self.kind, 1, "global", self._predicted(adapted, everyone))
         unserved = self._unserved(fit, self.federation.train, everyone)
         return [*scores, *self._of("G", 0, "global", unserved)]
 
@@ -228,17 +223,13 @@ class ScoreWatch:
                 for label, value in first.items()
             ]
 
-    @property
-    def _kind(self) -> str:
-        return "P+FT" if self.fine_tune else "P"
-
     def _joined(self, fit: Fit, train: ClientData, test: ClientData) -> list[Score]:
         """Return the scores of clients that join, after each number of rounds on their own rows."""
         scores = []
         for rounds in self.evaluation.join_rounds:
             own = fit.personalize(train, rounds=rounds)
             served = self._predicted(own, test)
-            scores += self._of(self._kind, rounds, "local", served, clients="new")
+            scores += self._of(self.kind, rounds, "local", served, clients="new")
         unserved = self._unserved(fit, train, test)
         return [*scores, *self._of("G", 0, "local", unserved, clients="new")]
 

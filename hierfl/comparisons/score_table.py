@@ -141,16 +141,16 @@ class ScoreColumn:
     @property
     def heading(self) -> str:
         """Name and unit of the column, such as "P, %" or "G of new clients, nats"."""
-        if self.metric == "auroc":
-            return f"AUROC of entropy, {self.test.replace('_', ' ')}"
-        if self.metric == "distance":
-            return "distance of G from least squares"
-        if self.metric == "width":
-            return "sd of P, of the exact one"
-        if self.metric == "calibration_error":
-            return f"calibration error of {self.score}, %"
-        kind = {"balanced_accuracy": "balanced ", "explained": "explained, "}.get(self.metric, "")
-        return f"{kind}{self.name}, {'nats' if self.metric == 'log_score' else '%'}"
+        headings = {
+            "auroc": f"AUROC of entropy, {self.test.replace('_', ' ')}",
+            "distance": "distance of G from least squares",
+            "width": "sd of P, of the exact one",
+            "calibration_error": f"calibration error of {self.score}, %",
+            "balanced_accuracy": f"balanced {self.name}, %",
+            "explained": f"explained, {self.name}, %",
+            "log_score": f"{self.name}, nats",
+        }
+        return headings.get(self.metric, f"{self.name}, %")
 
     def merit(self, values: pd.DataFrame) -> pd.DataFrame:
         """Return the values as numbers of which the largest is the best; a width is best at 1."""

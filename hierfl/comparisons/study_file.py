@@ -166,11 +166,6 @@ class StudyEntry(StudyTable):
             if option not in options:
                 fix = did_you_mean(option, options) or f"it has {', '.join(options)}"
                 yield f"'{plain}' has no option '{option}': {fix}"
-        for option, value in self.settings.items():
-            optimizer = value in ("sgd", "adam") or isinstance(value, (int, float))
-            if option.endswith("optimizer") and not optimizer:
-                what = f"'{plain}': {option} is {value!r}"
-                yield f"{what}: it must be 'sgd', 'adam' or a step size of SGD"
 
 
 class Published(StudyTable):

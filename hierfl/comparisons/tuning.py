@@ -2,19 +2,19 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from hierfl.comparisons.cells import described, file_of, keep, kept, trained
-from hierfl.comparisons.federations import of_study
+from hierfl.comparisons.federations import StudyFederation, of_study
 from hierfl.comparisons.measures import with_everyone
 from hierfl.comparisons.score_means import means
 from hierfl.comparisons.study_file import Study, StudyEntry
-from hierfl.data.clients import ClientData
 from hierfl.engine.chunks import ClientError
 from hierfl.runs.result import Fit
-from hierfl.studies.baseline_methods import baseline
+from hierfl.studies.baseline_methods import Baseline, baseline
 
 Options = dict[str, float]
 
@@ -53,26 +53,25 @@ def tried(study: Study, entry: StudyEntry, options: Options) -> float | None:
     """Return the score of one trial; None: it diverged."""
     how, seed = baseline(entry.name), study.run.seeds[0]
     federation = of_study(study, seed)
-    fitting, score = split(study, federation.train, seed, how.tunes, how.draws, federation.variance)
-    rounds = study.tuning.rounds
+    fitting, score = split(study, federation, how, seed)
     try:
-        value = score(trained(study, entry, options, fitting, federation.classes, rounds, seed))
+        value = score(trained(study, entry, options, fitting, study.tuning.rounds, seed))
     except ClientError:  # an update that is not finite
         return None
     return value if math.isfinite(value) else None
 
 
 def split(
-    study: Study, train: ClientData, seed: int, tunes: bool, draws: bool, variance: float = 1.0
-) -> tuple[ClientData, Callable[[Fit], float]]:
-    """Return the rows to fit, and the score on the rows kept; `variance` is of real labels."""
-    weighting, share = study.evaluation.weighting, study.tuning.share
+    study: Study, federation: StudyFederation, how: Baseline, seed: int
+) -> tuple[StudyFederation, Callable[[Fit], float]]:
+    """Return the rows to fit, and the score on the training rows that are kept."""
+    train, share = federation.train, study.tuning.share
     by_log_score = study.tuning.metric == "log_score"
     metric = "log_score" if by_log_score else study.evaluation.metric
-    count = study.evaluation.draws if draws else 1
+    count = study.evaluation.draws if how.draws else 1
     if study.tuning.on == "rows":
         fitting, held = train.split(1.0 - share, seed=seed)
-        joins, tuned_on = tunes, fitting
+        joins, tuned_on = how.tunes, fitting
     else:
         kept_out = max(1, round(share * train.num_clients))
         fitting = train.select(train.names[:-kept_out])
@@ -85,7 +84,7 @@ def split(
             own = fit.personalize(tuned_on, rounds=1)
         elif study.evaluation.round_of_all:
             own = with_everyone(fit)
-        scores = means(own.predict(held, draws=count, seed=seed), variance)
-        return scores[weighting, metric]
+        scores = means(own.predict(held, draws=count, seed=seed), federation.variance)
+        return scores[study.evaluation.weighting, metric]
 
-    return fitting, score
+    return replace(federation, train=fitting), score

@@ -121,22 +121,18 @@ def radon() -> ClientData:
     ClientData(85 clients, 919 rows, x: (3,), y: (), floor: (), log_uranium: (), floor_mean: ())
     """
     arrays = shipped("radon_gym_minnesota.npz")
-    county, floor, uranium = (
-        arrays["county"],
-        arrays["floor"].astype(np.float64),
-        arrays["log_uranium"],
-    )
-    homes = np.bincount(county)
-    floor_mean = np.bincount(county, floor) / homes
+    county, uranium = arrays["county"], arrays["log_uranium"]
+    floor, homes = arrays["floor"].astype(np.float64), np.bincount(county)
+    own = {
+        "log_uranium": np.bincount(county, uranium) / homes,
+        "floor_mean": np.bincount(county, floor) / homes,
+    }
     return ClientData.from_arrays(
         county,
         names=arrays["county_names"].tolist(),
-        client_fields={
-            "log_uranium": np.bincount(county, uranium) / homes,
-            "floor_mean": floor_mean,
-        },
+        client_fields=own,
         features={"x": ["log_uranium", "floor", "floor_mean"]},
-        x=np.stack([uranium, floor, floor_mean[county]], axis=1),
+        x=np.stack([uranium, floor, own["floor_mean"][county]], axis=1),
         y=arrays["log_radon"],
         floor=floor,
     )

@@ -3,8 +3,7 @@
 import hashlib
 import io
 import os
-import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from hierfl.core.disk import replace_bytes
 from hierfl.core.extras import extras_for
-from hierfl.datasets.files import VARIABLE, Arrays, read_arrays, reading
+from hierfl.datasets.files import VARIABLE, Arrays, read_arrays
 
 PARTS = ("train", "test")
 
@@ -27,8 +26,6 @@ class Remote:
     file: str
     rows: str
     whole: str
-    image: str = "image"
-    label: str = "label"
 
 
 REMOTES = {
@@ -59,14 +56,15 @@ def get(name: str, folder: Path | None = None, say: Callable[[str], None] = prin
         raise ValueError(f"there is no folder to save to: set {VARIABLE}, or give --folder")
     remote, path = REMOTES[name], (folder or Path(str(variable))) / REMOTES[name].file
     if path.exists():
-        with reading(path):
-            arrays = read_arrays(path, [f"{kind}_{part}" for kind in "xy" for part in PARTS], {})
+        arrays = read_arrays(path, [f"{kind}_{part}" for kind in "xy" for part in PARTS], {})
         say(f"{path} is there already{checked(remote, arrays)}")
         return path
     arrays = downloaded(remote)
     order = checked(remote, arrays)
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_bytes(path, as_archive(arrays))
+    content = io.BytesIO()
+    np.savez_compressed(content, allow_pickle=False, **arrays)
+    replace_bytes(path, content.getvalue())
     say(f"{path} is saved{order}; set {VARIABLE}={path.parent.absolute()} to read it")
     return path
 
@@ -81,8 +79,8 @@ def downloaded(remote: Remote) -> Arrays:
         source = FederatedDataset(dataset=remote.repository, partitioners={}, shuffle=False)
         for part in PARTS:
             rows = source.load_split(part).with_format("numpy")
-            arrays[f"x_{part}"] = np.asarray(rows[remote.image], dtype=np.uint8)
-            arrays[f"y_{part}"] = np.asarray(rows[remote.label], dtype=np.uint8)
+            arrays[f"x_{part}"] = np.asarray(rows["image"], dtype=np.uint8)
+            arrays[f"y_{part}"] = np.asarray(rows["label"], dtype=np.uint8)
     except Exception as error:  # of requests, datasets, the Hub's client or Pillow
         raise ConnectionError(
             f"'{remote.repository}' could not be downloaded from the Hugging Face Hub: {error} "
@@ -92,17 +90,7 @@ def downloaded(remote: Remote) -> Arrays:
     return arrays
 
 
-def as_archive(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return arrays as a compressed NumPy archive."""
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w") as file:
-                np.lib.format.write_array(file, array, allow_pickle=False)
-    return content.getvalue()
-
-
-def checked(remote: Remote, arrays: Mapping[str, NDArray[Any]]) -> str:
+def checked(remote: Remote, arrays: Arrays) -> str:
     """Return what is to be said of the order of rows: nothing where it is the official one."""
     if checksum(arrays) == remote.whole:
         return ", with the checksum of the official files"
@@ -115,7 +103,7 @@ def checked(remote: Remote, arrays: Mapping[str, NDArray[Any]]) -> str:
     return ", with the official rows in another order: partitions differ from those of our tables"
 
 
-def checksum(arrays: Mapping[str, NDArray[Any]]) -> str:
+def checksum(arrays: Arrays) -> str:
     """Return a digest of the images and labels of both parts, in their order."""
     digest = hashlib.sha256()
     for part in PARTS:
@@ -124,7 +112,7 @@ def checksum(arrays: Mapping[str, NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-def checksum_of_rows(arrays: Mapping[str, NDArray[Any]]) -> str:
+def checksum_of_rows(arrays: Arrays) -> str:
     """Return a digest of the images and labels of both parts, in any order within a part."""
     digest = hashlib.sha256()
     for part in PARTS:

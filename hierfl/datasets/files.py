@@ -20,11 +20,12 @@ LARGEST = 4 << 30  # bytes of all arrays that are read from one archive
 KINDS = "biufUS"  # numbers, booleans and words
 
 
-def read_arrays(path: Path, names: Iterable[str], layout: Mapping[str, str]) -> Arrays:
-    """Return arrays of an archive (.npz), each of the shape in brackets in its `layout`, if any."""
+def read_arrays(path: Path, names: Iterable[str] | None, layout: Mapping[str, str]) -> Arrays:
+    """Return arrays of an archive (.npz), None: all, each of the shape in brackets in its `layout`, if any."""
     with reading(path), zipfile.ZipFile(path) as archive:
         arrays, budget = {}, LARGEST
-        requested, held = list(names), [entry.removesuffix(".npy") for entry in archive.namelist()]
+        held = [entry.removesuffix(".npy") for entry in archive.namelist()]
+        requested = held if names is None else list(names)
         absent = [name for name in requested if name not in held]
         if absent:
             raise ValueError(
@@ -96,10 +97,7 @@ class DataFile:
 
 def shipped(file: str) -> Arrays:
     """Return the arrays of an archive inside the package (`hierfl/datasets/shipped`)."""
-    path = Path(__file__).with_name("shipped") / file
-    with reading(path), zipfile.ZipFile(path) as archive:
-        names = [name.removesuffix(".npy") for name in archive.namelist()]
-    return read_arrays(path, names, {})
+    return read_arrays(Path(__file__).with_name("shipped") / file, None, {})
 
 
 def located(source: DataFile) -> Path:

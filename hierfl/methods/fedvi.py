@@ -117,11 +117,12 @@ def fedvi(
 
         def finish(work: FedVIWork, message: Params, own: Tree, rows: Tensor) -> tuple[Up, Tree]:
             n = work.queried
-            up = {
+            up: Up = {
                 "move": Share(sub(work.at.params, message), n),
                 "loss": Share(work.loss / n.clamp(min=1.0), n),
+                "kl": Share(work.kl),
             }
-            return {**up, "kl": Share(work.kl)}, own
+            return up, own
 
         return Client({}, start, (Phase(move, steps, unit, batch_size),), finish)
 

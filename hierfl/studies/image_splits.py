@@ -20,23 +20,14 @@ FIRST = 10  # rows of each of its classes that a client gets first, by the power
 BLIND = 1000  # passes of swaps, whatever they do; most splits need fewer
 
 
-def merged(name: Literal["mnist", "fashion_mnist", "cifar10"]) -> Labeled:
-    """Concatenate training and test rows of an image set: x (n, pixels), y (n,)."""
-    train, test = getattr(datasets, name)()
-    return Labeled(
-        torch.cat([train.x, test.x]).flatten(1), torch.cat([train.y, test.y]), train.classes
-    )
-
-
 @lru_cache(maxsize=1)
 def labeled(name: str) -> Labeled:
-    """Return all rows, flat: "digits", "emnist" (ByClass's test split) or a set to be `merged`."""
+    """Return all rows of an image set, x (n, pixels): both parts, and of "emnist" the test split alone."""
     if name == "digits":
         return digits()
-    if name == "emnist":
-        rows = datasets.emnist_byclass_test()
-        return Labeled(rows.x.flatten(1), rows.y, rows.classes)
-    return merged(name)  # type: ignore[arg-type]
+    parts = (datasets.emnist_byclass_test(),) if name == "emnist" else getattr(datasets, name)()
+    x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
+    return Labeled(x.flatten(1), y, parts[0].classes)
 
 
 def digits() -> Labeled:
@@ -126,10 +117,8 @@ def _classes_of_clients(
     while repeating := [k for k, own in enumerate(hands) if len(set(own)) < classes]:
         passes += 1
         for k in repeating:
-            here, there = (
-                (k, generator.integers(classes)),
-                (generator.integers(clients), generator.integers(classes)),
-            )
+            here = k, generator.integers(classes)
+            there = generator.integers(clients), generator.integers(classes)
             swapped = [k, int(there[0])]
             before = hands.copy() if passes > BLIND else None
             hands[here], hands[there] = hands[there], hands[here]
@@ -172,16 +161,13 @@ def power_law(
     for u in range(clients):
         for j in range(classes):
             c = (u + j) % every
-            count = int(shares[c, u // every, j] * generator.integers(1, 10) / 10) + int(
-                generator.integers(10, 200)
-            )
+            count = int(shares[c, u // every, j] * generator.integers(1, 10) / 10)
+            count += int(generator.integers(10, 200))
             if taken[c] + count <= len(rows[c]):
                 take(u, c, count)
     mixed = [generator.permutation(np.concatenate(own)) for own in dealt]
-    cuts = [int(0.75 * len(own)) for own in mixed]
-    return [m[:c] for m, c in zip(mixed, cuts, strict=True)], [
-        m[c:] for m, c in zip(mixed, cuts, strict=True)
-    ]
+    cut = [(own, int(0.75 * len(own))) for own in mixed]
+    return [own[:c] for own, c in cut], [own[c:] for own, c in cut]
 
 
 def authors_labels(labels: Tensor, *, clients: int, classes: int, seed: int) -> Tensor:

@@ -83,7 +83,7 @@ def test_new_clients_and_coherence_stand_beside_the_curve() -> None:
     assert last["P, new"] == accuracy["clients", "accuracy"]
     own = study(methods=[{"name": "ditto"}], evaluation=asked)
     rows = of_study(own, 0)
-    fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 3, 0)
+    fit = cells.trained(own, own.methods[0], {}, rows, 3, 0)
     coherent = coherence(client_gradients(fit)).minus_log_det
     assert last["coherence"] == pytest.approx(coherent, rel=1e-3)
     clients = pd.DataFrame(found["clients"])
@@ -169,7 +169,7 @@ def test_a_width_near_1_is_the_best(widths: list[float], closest: str) -> None:
 def test_weights_are_read_off_predictions() -> None:
     own = lines({"fedavg": {}}, net={"bias": True})
     rows = of_study(own, 0)
-    fit = cells.trained(own, own.methods[0], {}, rows.train, 0, 3, 0)
+    fit = cells.trained(own, own.methods[0], {}, rows, 3, 0)
     read = served_weights(fit.predict(probes_of(rows.train)), bias=True)
     message = fit.message
     for line in read:
@@ -182,7 +182,7 @@ def test_labels_about_lines_are_in_their_own_units_and_explained_by_their_varian
     rows = of_study(own, 0)
     y = rows.train.fields["y"].double()
     assert rows.variance == pytest.approx(float(y.var(correction=0))) and rows.variance > 2.0
-    fit = cells.trained(own, own.methods[0], {}, rows.train, 0, 20, 0)
+    fit = cells.trained(own, own.methods[0], {}, rows, 20, 0)
     predicted = fit.predict(rows.test)
     each = by_client(predicted, rows.variance)["explained"]
     errors = (predicted.mean.double() - rows.test.fields["y"].double()).square()
@@ -216,7 +216,7 @@ def test_fedmaps_priors_are_chosen_by_name() -> None:
     def weights(**settings: Any) -> torch.Tensor:
         own = study(methods=[{"name": "fedmap", "settings": settings}], net={"hidden": [5]})
         rows = of_study(own, 0)
-        fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 2, 0)
+        fit = cells.trained(own, own.methods[0], {}, rows, 2, 0)
         found: torch.Tensor = fit.progress.table.params["w.0.weight.at"]
         return found.flatten(1)
 
@@ -236,7 +236,7 @@ def test_of_fedvi_without_own_heads_all_clients_are_served_the_same() -> None:
         settings = {"own_heads": own_heads, "kl_weight": 0.0}
         own = study(methods=[{"name": "fedvi", "settings": settings}], net={"hidden": [5]})
         rows = of_study(own, 0)
-        fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 3, 0)
+        fit = cells.trained(own, own.methods[0], {}, rows, 3, 0)
         probes = probes_of(rows.train)
         served = fit.predict(probes, draws=20).mean.unflatten(0, (6, -1))
         return float((served - served[:1]).abs().max())

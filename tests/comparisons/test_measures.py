@@ -54,10 +54,7 @@ def test_last_rounds_are_averaged_and_points_of_the_curve_are_single_rounds() ->
 def test_a_round_of_all_clients_is_the_next_round_of_a_run_in_which_all_take_part() -> None:
     own = study(run={"rounds": 3}, methods=[{"name": "ditto"}])
     rows = of_study(own, 0)
-    three, four = (
-        cells.trained(own, own.methods[0], {}, rows.train, rows.classes, rounds, 0)
-        for rounds in (3, 4)
-    )
+    three, four = (cells.trained(own, own.methods[0], {}, rows, rounds, 0) for rounds in (3, 4))
     before = tree_map(torch.clone, three.progress.table)
     whole = with_everyone(three)
     assert whole.rounds == 4
@@ -76,7 +73,7 @@ def test_p_is_of_a_round_of_all_clients_where_it_is_asked_for() -> None:
     own = study(evaluation=asked, **changes)  # type: ignore[arg-type]
     result = cells.computed(own, own.methods[0], {}, 0)
     rows = of_study(own, 0)
-    fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 4, 0)
+    fit = cells.trained(own, own.methods[0], {}, rows, 4, 0)
     predicted = means(with_everyone(fit).predict(rows.test, draws=1, seed=0))
     scores = [Score(**score) for score in result["scores"]]
     by = {(s.score, s.weighting, s.metric): (s.value, s.rounds) for s in scores}
@@ -95,8 +92,8 @@ def test_a_trial_is_scored_after_a_round_of_all_clients_by_what_is_asked_for(met
     tuned = {"rounds": 2, **({"metric": metric} if metric == "log_score" else {})}
     own = study(evaluation={"round_of_all": True}, run={"cohort": 2}, tuning=tuned)
     entry, rows = own.methods[1], of_study(own, 0)
-    fitting, score = tuning.split(own, rows.train, 0, tunes=False, draws=False)
-    fit = cells.trained(own, entry, {}, fitting, rows.classes, 2, 0)
+    fitting, score = tuning.split(own, rows, baseline(entry.name), 0)
+    fit = cells.trained(own, entry, {}, fitting, 2, 0)
     rest = rows.train.split(0.8, seed=0)[1]
     expected = means(with_everyone(fit).predict(rest, draws=1, seed=0))
     assert score(fit) == expected["clients", metric]
@@ -112,7 +109,7 @@ def test_a_method_that_tunes_has_p_of_the_end_alone() -> None:
 def test_scores_weigh_rows_clients_and_classes_as_by_hand() -> None:
     own = study()
     rows = of_study(own, 0)
-    fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 2, 0)
+    fit = cells.trained(own, own.methods[0], {}, rows, 2, 0)
     keep = torch.ones(rows.test.num_rows, dtype=torch.bool)
     # four rows of one class: clients differ in size, and a client's classes are not equally many
     keep[:4] = False
@@ -191,7 +188,7 @@ def test_real_labels_are_scored_by_the_share_of_their_variance() -> None:
     rows = of_study(own, 0)
     y = rows.train.fields["y"].double()
     assert abs(float(y.mean())) < 1e-6 and float(y.std()) == pytest.approx(1.0, abs=1e-6)
-    fit = cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 10, 0)
+    fit = cells.trained(own, own.methods[0], {}, rows, 10, 0)
     prediction = fit.predict(rows.test, draws=1, seed=0)
     scores = means(prediction)
     assert set(metric for _, metric in scores) == {"explained", "log_score"}
@@ -237,7 +234,7 @@ def test_all_clients_train_and_a_share_is_averaged_where_the_server_can() -> Non
     own = study(methods=entries, run={"cohort": 3, "everyone_trains": True})
     rows = of_study(own, 0)
     for entry, name in zip(own.methods, ("fedavg averaging 0.5", "fedamp"), strict=True):
-        fit = cells.trained(own, entry, {}, rows.train, rows.classes, 2, 0)
+        fit = cells.trained(own, entry, {}, rows, 2, 0)
         assert fit.method.name == name and fit.history["clients"].tolist() == [6, 6]
     assert cells.plan_of(own, own.methods[0], 6, 8) == (8, None)
 
@@ -245,7 +242,7 @@ def test_all_clients_train_and_a_share_is_averaged_where_the_server_can() -> Non
 def test_a_watch_looks_at_the_rounds_that_are_asked_for() -> None:
     own = study(evaluation={"last_rounds": 1, "every": 2}, run={"rounds": 5})
     rows, seen = of_study(own, 0), []
-    watch = ScoreWatch(baseline("fedavg"), rows, own.evaluation, 5, 0)
+    watch = ScoreWatch(own, own.methods[0], rows, 5, 0)
 
     def look(fit: Fit) -> None:
         before = len(watch.curve) + len(watch.last)
@@ -253,5 +250,5 @@ def test_a_watch_looks_at_the_rounds_that_are_asked_for() -> None:
         if len(watch.curve) + len(watch.last) > before:
             seen.append(fit.progress.round)
 
-    cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 5, 0, look)
+    cells.trained(own, own.methods[0], {}, rows, 5, 0, look)
     assert seen == [2, 4, 5]

@@ -97,7 +97,12 @@ def test_a_folder_is_no_study_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"settings": {"prox": "much"}}, {"published": {"P": ["x", "P"]}}]
+    "changes",
+    [
+        {"settings": {"prox": "much"}},
+        {"settings": {"optimizer": "adamm"}},
+        {"published": {"P": ["x", "P"]}},
+    ],
 )
 def test_a_setting_of_a_wrong_kind_names_its_method_before_any_work(changes: Any) -> None:
     beside = {"paper": "PRIOR", "table": "T1", "dataset": "FMNIST", "model": "MCLR"}

@@ -9,11 +9,12 @@ import torch
 
 from hierfl import Fit
 from hierfl.comparisons import cells, federations, tuning
-from hierfl.comparisons.federations import Both, of_study
+from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.measures import everyones
 from hierfl.comparisons.study_data import Data
 from hierfl.core.trees import tree_leaves
 from hierfl.studies import image_splits as images
+from hierfl.studies.drawn_clients import Both
 from tests.comparisons.small import study
 
 MARKER = 100.0  # pixels are from 0 to 1
@@ -84,7 +85,7 @@ def test_a_run_is_blind_to_test_rows_but_for_its_scores(marked: Callable[[], Non
 
     def fitted() -> dict[str, Any]:
         rows = of_study(own, 0)
-        fits.append(cells.trained(own, own.methods[0], {}, rows.train, rows.classes, 3, 0))
+        fits.append(cells.trained(own, own.methods[0], {}, rows, 3, 0))
         return cells.computed(own, own.methods[0], {}, 0)
 
     before = fitted()

@@ -10,13 +10,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CODE = """
-import os, signal, sys, torch
+import os, signal
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from hierfl.comparisons.compare import set_up_worker
 
-start = {"initializer": set_up_worker, "initargs": (torch.float32,)}
-pool = ProcessPoolExecutor(2, get_context("spawn"), **start)
+pool = ProcessPoolExecutor(2, get_context("spawn"), set_up_worker)
 print([pool.submit(os.getpid).result()], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -12,9 +12,9 @@ from hierfl.engine.federation import federate
 from hierfl.engine.rounds import begin
 from hierfl.methods import fedrecon, fedrep, server_optimized
 from hierfl.optimizers import SGD, Adam
+from tests.methods.cases import shared
 from tests.methods.quadratics import B, P
 from tests.methods.split_quadratics import EVERY_ROW, HC, at, best_v, clients, profile
-from tests.methods.test_fedrep import network
 from tests.programs import federation, fit
 
 HEAD = ("theta.2.weight", "theta.2.bias")
@@ -65,7 +65,7 @@ def test_few_steps_of_reconstruction_have_a_fixed_point_of_their_own() -> None:
 
 def test_rounds_do_not_read_what_a_client_kept() -> None:
     """A client state of other numbers changes no round: clients are stateless."""
-    method = fedrecon(network(), head=HEAD, batch_size=2)
+    method = fedrecon(shared(), head=HEAD, batch_size=2)
     run = federate(method, federation())
     start = begin(run)
     message = run.server.down(start.server, Clock(0, 1))
@@ -98,8 +98,8 @@ def test_the_server_optimizer_does_not_move_the_start_of_the_head() -> None:
     """Not even one that decays its params."""
     server = Adam(0.1, weight_decay=0.5)
     for method in (
-        fedrecon(network(), head=HEAD, server_optimizer=server, batch_size=2),
-        server_optimized(fedrep(network(), head=HEAD, batch_size=2), server),
+        fedrecon(shared(), head=HEAD, server_optimizer=server, batch_size=2),
+        server_optimized(fedrep(shared(), head=HEAD, batch_size=2), server),
     ):
         fitted = fit(method, federation(), rounds=3)
         for name, value in fitted.message.items():

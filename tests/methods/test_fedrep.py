@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl import models
 from hierfl.methods import by_rows, fedbabu, fedrep
-from hierfl.models.likelihood import normal
 from hierfl.optimizers import SGD
+from tests.methods.cases import shared
 from tests.methods.quadratics import B, P
 from tests.methods.split_quadratics import EVERY_ROW, HC, at, best_v, clients, profile
 from tests.programs import federation, fit
@@ -19,12 +18,6 @@ PLATES: dict[str, dict[str, Any]] = {
     "by name": {"model": at(), "head": "v"},
     "by plate": {"model": at(plate=True)},
 }
-
-
-def network() -> Any:
-    torch.manual_seed(0)
-    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
-    return models.network(module, likelihood=normal(1.0))
 
 
 def heads(fitted: hierfl.Fit) -> Tensor:
@@ -86,7 +79,7 @@ def test_each_part_has_an_optimizer_of_its_own() -> None:
 
 
 def test_a_new_client_fits_its_head_and_no_head_crosses() -> None:
-    method = fedrep(network(), head=["theta.2."], optimizer=SGD(0.1), head_steps=3, unit="step")
+    method = fedrep(shared(), head=["theta.2."], optimizer=SGD(0.1), head_steps=3, unit="step")
     data = federation((5, 3, 7, 1))
     fitted = fit(method, data, rounds=4)
     start = fitted.program.start()[0]

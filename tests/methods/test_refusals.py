@@ -109,7 +109,7 @@ REFUSED: list[Wrong] = [
      lambda: methods.fedbabu(shared(), head="none", tune="head")),
     ("fedbabu needs a head", lambda: methods.fedbabu(shared())),
     ("fedrecon has nothing to learn together", lambda: methods.fedrecon(shared(), head="all")),
-    ("'fedrecon' does not: set the options of its own server",
+    ("'fedrecon' does not",
      lambda: methods.server_optimized(methods.fedrecon(shared(), head="theta.2"), SGD(0.5))),
     ("with 4 of the module's 4 tensors", lambda: headed(
         "0", nn.Sequential(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))))),
@@ -203,7 +203,7 @@ REFUSED: list[Wrong] = [
     ("'scaffold' does not",
      lambda: methods.quantized(scaffold(shared(), optimizer=SGD(0.01)))),
     ("'fedpa' does not", lambda: methods.quantized(methods.fedpa(shared()))),
-    ("wrap quantized in server_optimized, not the reverse",
+    ("'fedavg.opt' does not",
      lambda: methods.quantized(methods.server_optimized(averaged(), SGD(1.0)))),
     ("'fedabml' sends moments, which is none", lambda: methods.quantized(
         methods.fedabml(personal(prior_scale="learned"), server="exact"))),
@@ -211,18 +211,14 @@ REFUSED: list[Wrong] = [
      lambda: methods.quantized(methods.quantized(averaged()))),
     ("Krum with 1 wrong clients needs 5 in a round, and there are 4",
      lambda: robust(averaged(), rule="krum", tolerated=0.4)),
-    *((f"'{name}' does not: {fix}", lambda wrap=wrap, make=make: wrap(make()))
+    *((f"'{name}' does not", lambda wrap=wrap, make=make: wrap(make()))
       for name, make in (
         ("fedsvi", lambda: fedsvi(known())),
         ("fedmap", lambda: fedmap(mapped())),
         ("fedvi", lambda: methods.fedvi(embedded(), hidden=4)),
         ("bfi", lambda: methods.bfi(logistic)))
-      for wrap, fix in (
-        (methods.over_relaxed, "give the optimizer of its server"),
-        (by_rows, "its weights are part of the method"),
-        (lambda m: methods.server_optimized(m, SGD(1.0)), "set the options of its own server"),
-        (lambda m: methods.averaging_some(m, share=0.5),
-         r"sample clients with fit\(\.\.\., cohort"))),
+      for wrap in (methods.over_relaxed, by_rows, lambda m: methods.server_optimized(m, SGD(1.0)),
+                   lambda m: methods.averaging_some(m, share=0.5))),
 ]
 ON_QUADRATICS: list[tuple[str, Callable[[], Any], Callable[[], Any]]] = [
     (r"of each client \(v\), which are the head of fedrep: leave",

@@ -100,7 +100,7 @@ def test_every_method_spends_what_it_says(name: str, monkeypatch: pytest.MonkeyP
     rows = of_study(own, 0)
     for rounds in (1, 2):
         Counted.calls = 0
-        cells.trained(own, own.methods[0], {"lr": 0.01}, rows.train, rows.classes, rounds, 0)
+        cells.trained(own, own.methods[0], {"lr": 0.01}, rows, rounds, 0)
         calls.append(Counted.calls)
     spent = BASELINES[name].spent(6)
     assert calls[1] - calls[0] == spent + BESIDE.get(name, 0)

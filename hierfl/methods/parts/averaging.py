@@ -120,14 +120,9 @@ Target = Callable[[Params, dict[str, Tree]], Params]
 Inside = Callable[[Params, Params], Params]
 
 
-def mean_of_copies(theta: Params, means: dict[str, Tree]) -> Params:
-    """Return the weighted mean of the clients' copies, which they send as the share `theta`."""
-    return means["theta"]
-
-
 def averaging_server(
     start: Params,
-    target: Target = mean_of_copies,
+    target: Target = lambda theta, means: means["theta"],
     *,
     beta: float = 1.0,
     inside: Inside | None = None,
@@ -210,17 +205,13 @@ def copies(work: DescentState, rows: Tensor) -> Up:
     return {"theta": Share(work.w, rows), "loss": Share(work.loss, rows)}
 
 
-def half_square(a: Tree, b: Tree) -> Tensor:
-    """Return |a - b|^2 / 2 of two dicts of tensors, ()."""
-    return sum((0.5 * (a[k] - b[k]).square().sum() for k in a), torch.zeros(()))
-
-
 def proximal_loss(
     program: Program, w: Params, center: Params, prox: float, batch: ClientBatch
 ) -> Tensor:
     """Return nll(w) + prox |w - center|^2 / 2, nll the mean negative log likelihood of a row, ()."""
     nll = program.mean_loss(w, batch)
-    return nll + prox * half_square(w, center) if prox else nll
+    halves = (0.5 * (w[name] - center[name]).square().sum() for name in w)
+    return nll + prox * sum(halves, torch.zeros(())) if prox else nll
 
 
 def parts(batch: ClientBatch, size: int, number: int = 2) -> tuple[ClientBatch, ...]:

@@ -17,8 +17,7 @@ from hierfl.program.traces import has_mean
 
 def at_prior(program: Program, theta: Params) -> Params:
     """Return local params of `delta` or `mean_field` at which the posterior is the prior."""
-    priors, starts = program.priors(theta), program.start()[1]
-    links = {spec.name: transform_to(spec.constraint) for spec in program.params}
+    priors, starts, links = program.priors(theta), program.start()[1], links_of(program)
     params: Params = {}
     for site in program.latents.local_block.sites:
         prior = priors[site.name]
@@ -51,14 +50,16 @@ def mean_params(program: Program) -> dict[str, str]:
         raise ProgramError("this method needs local sites: give each client weights of its own")
     marked = _marked(program)
     priors, values = program.priors(marked), _constrained(program, marked)
-    means = {site: _same(priors[site].mean, values) for site in sites}
-    for site, param in means.items():
+    means = {}
+    for site in sites:
+        param = _same(priors[site].mean, values)
         if param is None:
             raise ProgramError(
                 f"the prior's mean of site '{site}' is not a global param, and this method learns it "
                 "as one: give it one, as bayesian_network(module, prior_loc='learned') does"
             )
-    return {site: param for site, param in means.items() if param is not None}
+        means[site] = param
+    return means
 
 
 def scale_params(program: Program) -> dict[str, str]:
@@ -81,32 +82,31 @@ def scale_params(program: Program) -> dict[str, str]:
 def _marked(program: Program) -> Params:
     """Return global params with distinct entries, near enough to the start to be in any domain."""
     generator = torch.Generator().manual_seed(0)
-    starts = {
-        name: (value, torch.rand(value.shape, generator=generator))
-        for name, value in program.start()[0].items()
-    }
-    # only real numbers may start at 0, and all are allowed there
-    return {
-        name: torch.where(value == 0.0, part, value * (1.0 + 0.1 * part))
-        for name, (value, part) in starts.items()
-    }
+
+    def marked(value: Tensor) -> Tensor:
+        part = torch.rand(value.shape, generator=generator)
+        # only real numbers may start at 0, and all are allowed there
+        return torch.where(value == 0.0, part, value * (1.0 + 0.1 * part))
+
+    return {name: marked(value) for name, value in program.start()[0].items()}
+
+
+def links_of(program: Program) -> dict[str, Transform]:
+    """Return each param's map from unconstrained values."""
+    return {spec.name: transform_to(spec.constraint) for spec in program.params}
 
 
 def _constrained(program: Program, params: Params) -> Params:
-    links = {spec.name: transform_to(spec.constraint) for spec in program.params}
+    links = links_of(program)
     return {name: links[name](value) for name, value in params.items()}
 
 
 def _same(target: Tensor, values: Params) -> str | None:
     """Return the name of the value that equals `target` elementwise, whatever its shape."""
-    return next(
-        (
-            name
-            for name, value in values.items()
-            if value.numel() == target.numel() and torch.allclose(value.flatten(), target.flatten())
-        ),
-        None,
-    )
+    for name, value in values.items():
+        if value.numel() == target.numel() and torch.allclose(value.flatten(), target.flatten()):
+            return name
+    return None
 
 
 # mean over clients, and variance about it -> the prior's mean and variance, elementwise
@@ -155,11 +155,10 @@ class PriorMoments:
 def moments_of(program: Program) -> PriorMoments:
     """Return the moments of a program."""
     means, scales = mean_params(program), scale_params(program)
-    links = {spec.name: transform_to(spec.constraint) for spec in program.params}
     return PriorMoments(
         site={param: site for site, param in means.items()},
         scale={means[site]: param for site, param in scales.items()},
-        links=links,
+        links=links_of(program),
     )
 
 

@@ -20,7 +20,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.distributions import transform_to
 
 from hierfl.core.arguments import expect
 from hierfl.core.trees import chosen
@@ -29,7 +28,7 @@ from hierfl.guides.mean_field import mean_field
 from hierfl.method import Client, LogShare, Method, Phase, Server, Share, Up, over_draws, slope
 from hierfl.methods.about import About
 from hierfl.methods.parts.averaging import OwnParams, TwoLevels, personal_client
-from hierfl.methods.parts.prior_params import mean_params
+from hierfl.methods.parts.prior_params import links_of, mean_params
 from hierfl.models.bayesian_network import SPREAD
 from hierfl.optimizers import SGD, Optimizer, Stepped, step
 from hierfl.program.program import Params, Program, ProgramError
@@ -93,7 +92,7 @@ def pfedvem(
                 'has none: use bayesian_network(module, prior_scale="client")'
             )
         means = mean_params(program)  # site -> the global param that is its prior's mean
-        links = {spec.name: transform_to(spec.constraint) for spec in program.params}
+        links = links_of(program)
         base_names = [name for name in above if name not in means.values()]
 
         def about(message: Params) -> Params:
@@ -105,13 +104,12 @@ def pfedvem(
 
         def most_likely(phi: Params, message: Params) -> Tensor:
             """Return the most likely rho_k, unconstrained, of the shape of its param."""
-            total, count = torch.zeros(()), 0
-            for name, loc in about(message).items():
-                if name.endswith(".loc"):
-                    scale = name.removesuffix("loc") + "scale"
-                    away = phi[name] - loc
-                    total = total + links[scale](phi[scale]).square().sum() + away.square().sum()
-                    count += away.numel()
+            total, count, center = torch.zeros(()), 0, about(message)
+            for site in means:
+                loc, scale = f"{site}.loc", f"{site}.scale"
+                away, sd = phi[loc] - center[loc], links[scale](phi[scale])
+                total = total + sd.square().sum() + away.square().sum()
+                count += away.numel()
             rho = (total / count).sqrt().clamp(min=LEAST)
             return links[SPREAD].inv(rho).expand(mine[SPREAD].shape)
 

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributions import transform_to
 from torch.func import grad, vjp
 
 from hierfl.core.trees import Tree, add, scaled, tree_map, zeros_like
 from hierfl.data.batch import ClientBatch
 from hierfl.method import Clock, Server, Share
+from hierfl.methods.parts.prior_params import links_of
 from hierfl.program.handlers import log_joint, unchecked
 from hierfl.program.program import Params, Program, ProgramError
 from hierfl.program.sites import Values
@@ -67,7 +67,7 @@ class CommonSites:
 
     def gaussian(self, z: Params, precision: Params) -> Params:
         """Return the params of the guide `mean_field` for means z and a diagonal precision."""
-        links = {spec.name: transform_to(spec.constraint) for spec in self.program.params}
+        links = links_of(self.program)
         params = {f"{name}.loc": value for name, value in z.items()}
         for name, value in precision.items():
             scale = f"{name}.scale"

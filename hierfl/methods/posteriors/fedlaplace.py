@@ -254,10 +254,8 @@ def _refused_message(points: LaplacePoints, message: Tree, first: Tree) -> str |
         right = value.shape == shapes.get(name, (size,)) and value.dtype == kind
         if name != "points" and not right:
             return f"'{name}' has another shape or dtype"
-    part, sizes = (
-        int(message.get("part", 0)),
-        points.sizes if weighting else (0,) * len(points.settling),
-    )
+    sizes = points.sizes if weighting else (0,) * len(points.settling)
+    part = int(message.get("part", 0))
     exists = 0 <= part < len(sizes)
     if not exists or (weighting and message["points"].shape != (sizes[part], 0)):
         return "it asks for points that do not exist"

@@ -25,6 +25,7 @@ from hierfl.laplace.newton import Ascent, tril_of
 from hierfl.method import Clock, WeightedDraws
 from hierfl.program.handlers import unchecked
 from hierfl.program.program import Params
+from hierfl.program.sites import LatentSite
 
 PARTS = 16  # settling rounds with different points; after them the points repeat
 # points of the first weighting round: 512 are enough for most posteriors with a small k-hat
@@ -76,11 +77,8 @@ class LaplacePoints:
 
     def along(self, message: Tree) -> Tensor:
         """Return q's center and points on both sides along `tril`, (1 + 2 K, K), of weighting rounds."""
-        loc, size = message["loc"], self.weighting.shape[-1]
-        if not self.sizes:
-            return torch.zeros(0, size, dtype=loc.dtype)
-        columns = FAR * message["tril"].T
-        return loc + torch.cat([torch.zeros(1, size, dtype=loc.dtype), columns, -columns])
+        loc, columns = message["loc"], FAR * message["tril"].T
+        return loc + torch.cat([torch.zeros_like(loc)[None], columns, -columns])
 
 
 def standard_points(size: int, *, settle: int, most: int, rounds: int, seed: int) -> LaplacePoints:
@@ -167,15 +165,13 @@ class LaplaceRounds:
     def begin(self) -> LaplaceState:
         """Return the state before the first round."""
         block, rounds, count = self.marginal.shared, len(self.points.sizes), self.count
-        size = block.size
-        first = {s.name: self.start.get(s.name, s.start) for s in block.sites}
-        at = block.flatten(
-            {
-                s.name: torch.as_tensor(first[s.name], dtype=s.start.dtype).expand(s.start.shape)
-                for s in block.sites
-            }
-        )
-        none = torch.zeros(rounds, size)
+        size, none = block.size, torch.zeros(rounds, block.size)
+
+        def first(site: LatentSite) -> Tensor:
+            value = torch.as_tensor(self.start.get(site.name, site.start), dtype=site.start.dtype)
+            return value.expand(site.start.shape)
+
+        at = block.flatten({site.name: first(site) for site in block.sites})
         state = LaplaceState(
             stage=torch.tensor(CLIMB),
             part=torch.tensor(0),
@@ -255,13 +251,17 @@ class LaplaceRounds:
         largest = self.points.sizes.index(max(self.points.sizes))
         return state.at(WEIGHT, min(max(0, largest + 1 - remaining), largest))
 
+    def log_p(self, at: Tensor, mean: Tensor) -> Tensor:
+        """Return the log posterior at points, (S,), from the clients' mean log marginal likelihood there."""
+        prior: Tensor = torch.vmap(self.marginal.log_prior)(at)
+        return prior + mean * self.marginal.program.num_clients
+
     def sides(self, state: LaplaceState, means: dict[str, Tree]) -> tuple[Tensor, Tensor]:
         """Return q's widths on both sides, from the log posterior far out on its axes."""
         if not self.points.sizes:
             return state.right, state.left
         at = self.points.along(self.down(state, Clock(0, 1)))
-        count = self.marginal.program.num_clients
-        log_p = torch.vmap(self.marginal.log_prior)(at) + means["along"] * count
+        log_p = self.log_p(at, means["along"])
         right, left = sides(log_p[0] - log_p[1:], FAR).chunk(2)
         return right, left
 
@@ -276,11 +276,7 @@ class LaplaceRounds:
         used = [a for a in range(part + 1) if bool(proposals.tril[a].any())]
         so_far = [Split(*(v[a] for v in proposals)) for a in used]
         points = [q.points(*self.points.weighted(a)) for a, q in zip(used, so_far, strict=True)]
-        prior, count = (
-            torch.vmap(self.marginal.log_prior)(points[-1]),
-            self.marginal.program.num_clients,
-        )
-        log_p[part, : sizes[part]] = prior + means["log_marginals"] * count
+        log_p[part, : sizes[part]] = self.log_p(points[-1], means["log_marginals"])
         at = torch.cat(points)
         mixed = [(q, math.log(sizes[a] / sizes[part])) for a, q in zip(used, so_far, strict=True)]
         density = torch.stack([q.log_prob(at, FREEDOM) + s for q, s in mixed]).logsumexp(0)

@@ -55,8 +55,7 @@ def by_rows(method: Method) -> Method:
 
         return replace(plain, finish=finish)
 
-    fix = "its weights are part of the method; fedmap takes them as omega"
-    server = averaging_server_of("by_rows", method, fix)
+    server = averaging_server_of("by_rows", method)
     return replace(method, name=f"{method.name} by rows", client=client, server=server)
 
 
@@ -90,8 +89,7 @@ def averaging_some(method: Method, *, share: float) -> Method:
     def client(program: Program) -> Client:
         return _drawn(method.client(program), share)
 
-    fix = "sample clients with fit(..., cohort=...)"
-    server = averaging_server_of("averaging_some", method, fix)
+    server = averaging_server_of("averaging_some", method)
     name = f"{method.name} averaging {share:g}"
     return wrapped(method, name, trait="leaves out", client=client, server=server)
 
@@ -146,8 +144,7 @@ def over_relaxed(method: Method, beta: float = 2.0) -> Method:
         plain = method.server(program)
         if plain.relaxed is not None:
             return plain.relaxed(beta)
-        fix = "give the optimizer of its server a larger step size, if it has one"
-        check_averages("over_relaxed", method, program, plain, fix)
+        check_averages("over_relaxed", method, program, plain)
         return _relaxed(plain, beta)
 
     return wrapped(method, f"{method.name}+AM", server=server)
@@ -184,9 +181,8 @@ def server_optimized(method: Method, optimizer: Optimizer) -> Method:
 
     Source: Reddi et al. 2021, arXiv:2003.00295, Algorithm 1.
     """
-    fix = "set the options of its own server"
     change = partial(with_optimizer, optimizer=optimizer)
-    server = averaging_server_of("server_optimized", method, fix, change)
+    server = averaging_server_of("server_optimized", method, change)
     return wrapped(method, f"{method.name}+opt", server=server)
 
 

@@ -232,11 +232,8 @@ def _check_takes_means(method: Method, program: Program) -> None:
     for trait, why in REFUSED.items():
         if trait in method.traits:
             raise ProgramError(f"differentially_private {why}")
-    if "factors" in method.traits:
-        return
-    what, fix = "adds noise to a mean over clients", "wrap such a method, or fedsvi"
-    server = method.server(program)
-    check_takes_means("differentially_private", what, method, program, server, fix)
+    if "factors" not in method.traits:
+        check_takes_means("differentially_private", method, program, method.server(program))
 
 
 def _sent(up: Up, always: Collection[str] = ()) -> dict[str, Tree]:

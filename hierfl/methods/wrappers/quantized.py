@@ -68,9 +68,7 @@ def quantized(method: Method, *, bits: Literal[8, 16] = 8, feedback: bool = True
 
     def parts(program: Program) -> tuple[Client, Server]:
         plain = method.server(program)
-        what = "rounds the terms of a mean over clients"
-        fix = "wrap such a method, or fedsvi; wrap quantized in server_optimized, not the reverse"
-        check_takes_means("quantized", what, method, program, plain, fix)
+        check_takes_means("quantized", method, program, plain)
         return method.client(program), plain
 
     def client(program: Program) -> Client:

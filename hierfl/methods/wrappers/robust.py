@@ -72,8 +72,7 @@ def robust(method: Method, *, rule: Rule = "trimmed", tolerated: float = 0.2) ->
 
     def server(program: Program) -> Server:
         plain = method.server(program)
-        what, fix = "takes the place of a mean over clients", "wrap such a method, or fedsvi"
-        check_takes_means("robust", what, method, program, plain, fix)
+        check_takes_means("robust", method, program, plain)
 
         def update(state: Tree, means: dict[str, Tree], clock: Clock) -> Tree:
             sent = {

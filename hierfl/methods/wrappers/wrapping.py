@@ -95,41 +95,37 @@ def within(plain: Server) -> dict[str, Any]:
     }
 
 
-def check_averages(
-    wrapper: str, method: Method, program: Program, server: Server, fix: str
-) -> None:
-    """Refuse a server whose state is not the global params; `fix` ends the message."""
+def check_averages(wrapper: str, method: Method, program: Program, server: Server) -> None:
+    """Refuse a server whose state is not the global params."""
     expected = program.start()[0].keys()
     if isinstance(server.state, dict) and server.state.keys() == expected and expected:
         return
     raise ProgramError(
         f"{wrapper} needs a method whose server averages its clients' copies of the global params, "
-        f"and '{method.name}' does not: {fix}"
+        f"and '{method.name}' does not: wrap another method, such as fedavg"
     )
 
 
 def averaging_server_of(
-    wrapper: str, method: Method, fix: str, change: Callable[[Server], Server] = lambda plain: plain
+    wrapper: str, method: Method, change: Callable[[Server], Server] = lambda plain: plain
 ) -> Callable[[Program], Server]:
     """Return what makes a wrapper's server of the method's, refusing one that does more than average."""
 
     def server(program: Program) -> Server:
         plain = method.server(program)
-        check_averages(wrapper, method, program, plain, fix)
+        check_averages(wrapper, method, program, plain)
         return change(plain)
 
     return server
 
 
-def check_takes_means(
-    wrapper: str, what: str, method: Method, program: Program, server: Server, fix: str
-) -> None:
+def check_takes_means(wrapper: str, method: Method, program: Program, server: Server) -> None:
     """Refuse a server that needs more than means of copies, or of fedsvi's gradients."""
     if method.everyone or method.discloses != "sums":
         alone = "uses what each client sends individually"
         why = "sums what all clients know" if method.everyone else alone
         raise ProgramError(
-            f"{wrapper} {what}, and {method.name} {why}: wrap a method that takes means, such as fedsvi or fedavg"
+            f"{wrapper} changes a mean over clients, and {method.name} {why}: wrap fedsvi or fedavg"
         )
     if "gradients" not in method.traits:
-        check_averages(wrapper, method, program, server, fix)
+        check_averages(wrapper, method, program, server)
