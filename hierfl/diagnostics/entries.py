@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from hierfl.core.draw_quality import (
@@ -136,9 +135,9 @@ def entries_of_draws(fit: Snapshot, own: WeightedDraws) -> Entries | None:
     with unchecked(), torch.no_grad():
         sites = block.values_of(draws)
     names = tuple(
-        f"'{name}{list(index) if index else ''}'"
+        f"'{name}{entry and f'[{entry}]'}'"
         for name, value in sites.items()
-        for index in np.ndindex(tuple(value.shape[1:]))
+        for entry in entries_of(fit, name, value.shape[1:])
     )
     values = torch.cat([value.reshape(len(draws), -1) for value in sites.values()], 1)
     quality = quality_of(values, log_weights, own.share)

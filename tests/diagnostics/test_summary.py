@@ -16,6 +16,7 @@ import torch
 import hierfl
 from hierfl import ClientBatch, ClientData, Method, guides, methods
 from hierfl.core.trees import tree_map
+from hierfl.diagnostics.entries import entries_of_draws
 from hierfl.diagnostics.convergence import convergence, judged_by_history
 from hierfl.posterior.shrinkage import shrinkage
 from hierfl.posterior.site_table import site_table
@@ -310,3 +311,17 @@ def test_without_rows_the_global_sites_are_left(tmp_path: Any) -> None:
 def test_few_draws_are_refused() -> None:
     with pytest.raises(ValueError, match="draws is 5: a 90% interval needs an integer of 20"):
         spread_fit().summary(draws=5)
+
+
+def test_checks_name_entries_as_the_table_does() -> None:
+    g = np.random.default_rng(0)
+    frame = pd.DataFrame(g.normal(size=(40, 3)), columns=["age", "dose", "y"])
+    data = ClientData.from_frame(
+        frame.assign(place=[*"abcd"] * 10), "place", x=["age", "dose"], y="y"
+    )
+    fitted = hierfl.fit(methods.two_stage(slopes), data, seed=0)
+    own = fitted.federation.server.weighted(fitted.progress.server)
+    table = fitted.summary().frame.query("client == ''")
+    names = [f"'{row.site}{row.entry and f'[{row.entry}]'}'" for row in table.itertuples()]
+    assert entries_of_draws(fitted, own).names == tuple(names)
+    assert any("[age]" in name for name in names)
