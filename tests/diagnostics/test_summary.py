@@ -16,8 +16,8 @@ import torch
 import hierfl
 from hierfl import ClientBatch, ClientData, Method, guides, methods
 from hierfl.core.trees import tree_map
-from hierfl.diagnostics.entries import entries_of_draws
 from hierfl.diagnostics.convergence import convergence, judged_by_history
+from hierfl.diagnostics.entries import entries_of_draws
 from hierfl.posterior.shrinkage import shrinkage
 from hierfl.posterior.site_table import site_table
 from tests.methods.cases import METHODS, first_word
