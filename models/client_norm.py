@@ -29,7 +29,7 @@ class ClientNorm(nn.Module):
         y = weight (x - mean) / sqrt(var + eps) + bias
 
     Where `learning` > 0 the batch normalizes, otherwise the stored `mean` and `var`. A call stores
-    its batch's (mean, variance) in `seen`, to be set to None before the next one.
+    its batch's (mean, variance, count of values a feature) in `seen`, to be set to None before the next.
     """
 
     weight: Tensor
@@ -54,8 +54,7 @@ class ClientNorm(nn.Module):
         # 1: normalize by the batch, 0: by the stored statistics
         self.learning = nn.Parameter(torch.zeros(()), requires_grad=False)
         self.there = nn.Parameter(torch.ones(1), requires_grad=False)  # (B,), 0 at padded rows
-        self.seen: tuple[Tensor, Tensor] | None = None
-        self.count: Tensor | None = None  # of values a feature that `seen` is of, ()
+        self.seen: tuple[Tensor, Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize each feature of rows (B, F, ...), by statistics without padded rows."""
@@ -70,7 +69,7 @@ class ClientNorm(nn.Module):
         total = mask.sum() * x[0, 0].numel()
         mean = (mask * x).sum(dims) / total
         var = (mask * (x - mean.reshape(-1, *trailing)).square()).sum(dims) / total
-        self.seen, self.count = (mean, var), total
+        self.seen = mean, var, total
         use_batch = self.learning > 0.0
         m, v = torch.where(use_batch, mean, self.mean), torch.where(use_batch, var, self.var)
         shift, scale = (t.reshape(-1, *trailing) for t in (m, self.weight * (v + self.eps).rsqrt()))
@@ -153,10 +152,9 @@ def tensors_of_norms(module: nn.Module, x: Tensor, mask: Tensor | None) -> dict[
 def say_what_was_seen(module: nn.Module) -> None:
     """Declare the statistics of a network's last run on one client as params, for a method."""
     for layer, norm in norms_of(module).items():
-        seen, count = norm.seen, norm.count
-        norm.seen = norm.count = None
-        if _BY.get() == "looking" and seen is not None and count is not None:
-            mean, var = seen
+        seen, norm.seen = norm.seen, None
+        if _BY.get() == "looking" and seen is not None:
+            mean, var, count = seen
             # of one value there is no variance: 0 would blow up every other one
             statistics = {"mean": mean, "var": torch.where(count > 1.0, var, torch.nan)}
             for part, value in statistics.items():

@@ -1,7 +1,6 @@
 """A common network with a head; and one with nearest neighbors among the features of a client's rows."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
 import pyro
@@ -69,14 +68,12 @@ class HeadedNetwork:
         tensors = {name: theta[f"theta.{name}"] for name in self.tensors}
         return inputs_of(self.net, self.head, tensors, field(batch, self.x), mask=batch.rows)
 
-    @contextmanager
-    def features_seen(self) -> Iterator[list[Tensor]]:
+    def features_seen(self) -> AbstractContextManager[list[Tensor]]:
         """Collect phi of every row, (C B, ...), for each run of the model in the context.
 
         A loss that reads both outputs and features then runs the network once.
         """
-        with inputs_seen(self.net, self.head) as seen:
-            yield seen
+        return inputs_seen(self.net, self.head)
 
     def __call__(self, batch: ClientBatch) -> None:
         """Run the model on a batch."""

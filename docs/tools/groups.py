@@ -70,7 +70,7 @@ def groups() -> list[Group]:
     parts_of_families = "Response ResponseFamily named as_source BetaBinomial Binomial Censored"
     parts_of_families += " Cumulative Hurdle NegativeBinomial Ordered OrderedBeta PiecewiseExponential"
     parts_of_families += " SkewNormal Weibull half_student"
-    parts_of_families += " intercept_prior shape_prior cloglog_logits"
+    parts_of_families += " intercept_prior cloglog_logits"
     parts_of_families += " probit_logits acat_logits sratio_logits Dirichlet Multinomial Truncated"
     parts_of_families += " VonMises truncated OverNormal over_normal"
     global_sites = "diagonal_normal full_normal low_rank_normal spline_flow"

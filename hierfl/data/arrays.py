@@ -15,13 +15,7 @@ from hierfl.data.consistency import check_dense, check_numbers
 Array = Any  # anything torch.as_tensor takes: a tensor, a NumPy array, a list of numbers
 
 _LARGEST = torch.iinfo(torch.int64).max
-_FIXES = {
-    "U": "code it as numbers 0, 1, ..., or read it with ClientData.from_frame, which codes strings",
-    "S": "it holds bytes: decode it, and code it as numbers 0, 1, ...",
-    "M": "it holds dates: give numbers, such as the days since the first date",
-    "m": "it holds durations: give numbers, such as values / numpy.timedelta64(1, 'D')",
-    "V": "it has named columns: give each of them as a field of its own",
-}
+_FIX = "give numbers, or read strings with ClientData.from_frame, which codes them"
 
 
 def as_tensor(values: Array, name: str) -> Tensor:
@@ -59,8 +53,8 @@ def _numbers(values: Array, name: str) -> NDArray[Any]:
         what = "its entries do not form an array; give every row the same shape"
         raise TypeError(f"field '{name}' is not numeric: {what}") from error
     kind = array.dtype.kind
-    if kind in _FIXES:
-        raise TypeError(f"field '{name}' is not numeric: {_FIXES[kind]}")
+    if kind in "USMmV":
+        raise TypeError(f"field '{name}' is not numeric, but {array.dtype}: {_FIX}")
     if kind == "f" and not isinstance(values, np.ndarray) and bool((abs(array) >= 2.0**63).any()):
         # NumPy turns a list of integers into floats where one of them exceeds int64.
         array = np.array(values, object)
@@ -100,9 +94,8 @@ def _of_objects(array: NDArray[Any], name: str) -> NDArray[Any]:
     present = [v for v, gone in zip(flat, missing, strict=True) if not gone]
     for value in present:
         if not isinstance(value, numbers.Real | Decimal | np.bool_):
-            fix = _FIXES["U"] if isinstance(value, str) else "encode it as numbers"
             what = f"is not numeric: it holds {str(value)[:40]!r}"
-            raise TypeError(f"field '{name}' {what}; {fix}")
+            raise TypeError(f"field '{name}' {what}; {_FIX}")
     if any(missing) or not all(isinstance(v, numbers.Integral | np.bool_) for v in present):
         try:
             floats = [np.nan if gone else float(v) for v, gone in zip(flat, missing, strict=True)]

@@ -183,9 +183,7 @@ def ids_of(client_id: Array) -> NDArray[Any]:
     fault = f"has shape {raw.shape}: give one id per row, of shape (n,)" if raw.ndim != 1 else ""
     if masked := masked_in(client_id):
         fault = f"has {masked} masked rows: leave these rows out, or fill their ids"
-    elif raw.ndim == 0:
-        fault = f"is a single {type(client_id).__name__}: give one id per row, of shape (n,)"
-    elif len(raw) == 0:
+    elif raw.shape == (0,):
         fault = "has no rows: give at least one row of one client"
     if fault:
         raise ValueError(f"client_id {fault}")

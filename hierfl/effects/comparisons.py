@@ -195,8 +195,7 @@ def several(
         return [column.mean, column.mean + column.sd]
     compared = [checked(name, column, value) for value in listed(values, "values")]
     if len(compared) < least or len(set(compared)) < len(compared):
-        number = {1: "one", 2: "two"}[least]
-        raise ValueError(f"values are {compared}: give {number} or more different ones")
+        raise ValueError(f"values are {compared}: give {least} or more different ones")
     return compared
 
 

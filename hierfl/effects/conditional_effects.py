@@ -161,11 +161,7 @@ def chosen(
     """Return what was agreed about the columns that a user asks for, or refuse them."""
     columns = predictors(formula)
     for name in names:
-        fix = (
-            "give the name of one, such as 'age'; rows to average over are newdata=, and "
-            "fit.predict(rows) answers row by row"
-        )
-        expect_kind(name, str, "a column", fix)
+        expect_kind(name, str, "a column", "give the name of one, such as 'age'")
         if name not in columns:
             there = ", ".join(columns) or "none"
             raise NoSuchName(f"'{name}' is not a column that the formula's terms read: {there}")

@@ -111,11 +111,8 @@ def typical(formula: Formula, at: Values | None, grid: Mapping[str, Sequence[Any
     try:
         return evaluated(formula, prepared(made, columns, ""), "", codes)
     except ValueError as error:
-        where = {name: values for name, values in grid.items() if columns[name].kind == "number"}
-        ends = ", ".join(f"{name} from {min(v):.4g} to {max(v):.4g}" for name, v in where.items())
-        what = f"a term is not finite at typical values{ends and f', with {ends}'}"
         why = str(error).split(" in row")[0]
-        raise ValueError(f"{what} ({why}): give other values, by grid=, values= or at=") from error
+        raise ValueError(f"{why}: give other values, by grid=, values= or at=") from error
 
 
 def _check_names(

@@ -1,14 +1,13 @@
 """What a user declares, checked: the family, missing values, the response, and what the formula reads."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import chain, combinations
 from typing import Any
 
 from hierfl.core.arguments import expect, expect_kind
 from hierfl.formulas.declaration import Declaration, additions_of
 from hierfl.formulas.expressions import Name, columns_of
-from hierfl.formulas.imputed import check_imputed
+from hierfl.formulas.imputed import faults_of_imputed
 from hierfl.formulas.prior_texts import as_given
 from hierfl.models import families
 from hierfl.models.families import ResponseFamily
@@ -34,11 +33,10 @@ def check_declared(declared: Declaration) -> None:
         chain.from_iterable(map(_faults_of_groups, every)),
         _faults_of_columns(declared),
         _faults_of_terms(declared),
+        faults_of_imputed(declared),
     )
     if fault := next(faults, ""):
         raise ValueError(fault)
-    if declared.imputed or declared.calls_of("mi"):
-        check_imputed(declared)
     declared.family.expression(additions_of(declared))
 
 
@@ -50,14 +48,8 @@ def _faults_of_groups(declared: Declaration) -> Iterator[str]:
         shared = sorted(of_first & of_second)
         if not shared or {*first.by} != {*second.by} or first.kind != second.kind:
             continue
-        advice = f"take '{shared[0]}' out of one of them"
-        if shared == ["Intercept"]:
-            larger = second if len(of_second) > 1 else first
-            slopes = replace(larger.terms, products=larger.terms.slopes)
-            advice = f"write ({slopes} | {larger.name}) for slopes "
-            advice += "that are independent of the intercepts, or leave the other out"
         what = f"'{first.text}' and '{second.text}' both have '{shared[0]}' of '{first.name}'"
-        yield f"{what}: {advice}"
+        yield f"{what}: take it out of one of them (write 0 for an intercept)"
 
 
 def _faults_of_terms(declared: Declaration) -> Iterator[str]:

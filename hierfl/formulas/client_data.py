@@ -202,7 +202,7 @@ def _of_layout(layout: Layout, ready: pd.DataFrame, client: str) -> Fields:
     """Return the columns of a layout's terms, of those with a bar each."""
     fields, common = Fields(), layout.common
     matrix, offset = common.evaluate(ready, client)
-    for design in (common, *(term.design for term in layout.groups)):
+    for design in layout.designs:
         design.warn_beyond(ready, client)
     if layout.read:
         fields[f"x{layout.suffix}"] = matrix[:, np.isin(common.columns, layout.read)]

@@ -162,10 +162,6 @@ def kind_of(series: Any, name: str, client: str) -> Kind:
     elif others:
         public, what = "is neither all numbers nor all strings", f"holds {(words or others)[0]!r}"
     fix = "make it numbers, such as days since a day, or a category if it holds names, or leave it out"
-    if digits is not None or all(isinstance(v, numbers_of.Number) for v in others):
-        fix = (
-            f"make it numbers, pandas.to_numeric(frame['{name}']), or a category if it holds names"
-        )
     raise column_fault(f"{what}: {fix}", public, name, client)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from hierfl.core.arguments import expect_kind
 from hierfl.formulas.columns import Kind
 from hierfl.formulas.expressions import CODINGS, Call, Name, TermSum, calls, column_of, columns_of
-from hierfl.formulas.schema import STATEFUL, Schema
+from hierfl.formulas.schema import STATEFUL, Implausible, Schema
 from hierfl.models import families
 from hierfl.models.families import Response, ResponseFamily, gaussian
 
@@ -209,7 +209,7 @@ class Declaration:
     def transform(self, text: str) -> Call:
         """Return a call with constants; refuse one that the formula does not have."""
         if text not in self.transforms:
-            raise ValueError(f"the formula has no transform '{text[:200]}'")
+            raise Implausible(f"the formula has no transform '{text[:200]}'")
         return self.transforms[text]
 
     @property

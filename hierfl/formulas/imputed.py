@@ -19,7 +19,7 @@ from hierfl.core.user_warnings import warn
 from hierfl.formulas.columns import check_column, column_fault, numbers
 from hierfl.formulas.declaration import LINKS, Declaration
 from hierfl.formulas.design import Design
-from hierfl.formulas.expressions import Call, DesignTerm, Name, TermSum, column_of, columns_of
+from hierfl.formulas.expressions import Call, DesignTerm, Name, column_of, columns_of
 from hierfl.formulas.layout import Layout, rows_of_above
 from hierfl.formulas.writer import INTERCEPT, NO_NAME, ProgramWriter
 
@@ -30,16 +30,11 @@ Gone = Mapping[str, NDArray[np.bool_]]  # covariate -> which rows of a client la
 
 
 # ------------------------------------------------------------ what is supported
-def check_imputed(declared: Declaration) -> None:
-    """Refuse mi() where it could not be integrated out, and a covariate without a formula of its own."""
-    main = declared.described[: 1 + len(declared.parts.groups)]
-    if fault := next(_faults(declared, main), ""):
-        raise ValueError(fault)
-
-
-def _faults(declared: Declaration, main: Sequence[TermSum]) -> Iterator[str]:
-    """Yield why covariates cannot be imputed, of which `main` are the response's terms."""
-    names, family = declared.imputed, declared.family
+def faults_of_imputed(declared: Declaration) -> Iterator[str]:
+    """Yield where mi() could not be integrated out, and a covariate without a formula of its own."""
+    names, family, main = declared.imputed, declared.family, declared.parts.terms
+    if not names and not declared.calls_of("mi"):
+        return
     words = [NO_NAME.sub("_", name) for name in names]
     if len({*words}) < len(words) or {*words} & LINKS.keys():
         yield f"the covariates {', '.join(names)} have similar names: rename one of the columns"

@@ -65,9 +65,7 @@ def check_schema(
             own = sums(values[pd.notna(values)])
             check_moments(name, column.mean, column.sd, own, schema.rows, constant=True)
     every = declared.transforms
-    if text and text not in every:
-        raise Implausible(f"the formula has no transform '{text[:200]}'")
-    within = calls_within(every[text]) if text else every.values()
+    within = calls_within(declared.transform(text)) if text else every.values()
     needed = {str(call) for call in within if call.callee in STATEFUL} - {text}
     if not needed <= schema.transforms.keys() or not schema.transforms.keys() <= {*every} - {text}:
         raise Implausible("the schema has constants of other transforms than the formula")

@@ -1,6 +1,6 @@
 """A client's rows as a formula reads them for its node: each step once for all that a question needs of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +31,8 @@ class ReadRows:
     frame: pd.DataFrame
     client: str
     least: int = 1
+    _designs: list[tuple[Any, ToldDesign]] = field(default_factory=list, init=False)
+    _codes: dict[tuple[str, bytes, bool], Codes] = field(default_factory=dict, init=False)
 
     @staticmethod
     def of(formula: Any, frames: Any, least: int = 1) -> "ReadRows":
@@ -93,10 +95,6 @@ class ReadRows:
             self._designs[:] = [(schema, made)]
         return self._designs[0][1]
 
-    @cached_property
-    def _designs(self) -> list[tuple[Any, ToldDesign]]:
-        return []
-
     def codes(self, name: str, key: bytes) -> Codes:
         """Return keyed codes of a column's values in all rows, (N,)."""
         return self._coded(name, key, self.frame)
@@ -111,10 +109,6 @@ class ReadRows:
         if (of := (name, key, frame is self.frame)) not in self._codes:
             self._codes[of] = codes_of_values(frame[name].to_numpy(), key)
         return self._codes[of]
-
-    @cached_property
-    def _codes(self) -> dict[tuple[str, bytes, bool], Codes]:
-        return {}
 
     def on_every_row(self, columns: Floats) -> Floats:
         """Return columns of the rows that the formula keeps, (n, p), with NaN in the others, (N, p)."""

@@ -76,8 +76,6 @@ def _name_of(sides: Sides, imputed: Collection[Expression]) -> tuple[str, bool]:
     fix = "is not a formula of a parameter: write 'sigma ~ x', or leave it out"
     if column in imputed:
         fix = f"imputes '{column}': write '{column} | mi() ~ {sides.right}'"
-        if target is not column:
-            fix += "; a known error of measurement needs a Pyro program (docs/recipes.md)"
     raise Misplaced(sides, f"'{sides.text}' {fix}")
 
 
@@ -291,8 +289,6 @@ def _check_calls(term: Factor) -> None:
         if not isinstance(inner, Call):
             continue
         fix = f"make a column of it, or use one of {', '.join(name for name in sorted(TERMS) if '.' not in name)}"
-        if inner.callee.rpartition(".")[2].lower() in ("factor", "category", "categorical"):
-            fix = "strings are categories, and numbers are in C(column)"
         check(inner.callee in TERMS, inner, f"there is no function '{inner.callee}': {fix}")
         arguments(inner)
         what = f"'{inner}' is inside '{term}': make it a term of its own, or make a column first"

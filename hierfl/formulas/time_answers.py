@@ -118,13 +118,12 @@ def _events(frame: pd.DataFrame, additions: Mapping[str, str], client: str) -> N
     of_event = "event" in additions
     name, public = additions["event" if of_event else "cens"], "must be 0 (none) or 1 (right)"
     if of_event:
-        codes, public = number_column(frame[name], name, client).astype(str), EVENTS
+        codes, public = number_column(frame[name], name, client), EVENTS
     else:
-        words = [level_name(value) for value in frame[name]]
-        codes = np.array([str(float(CENSORED.get(word, 9))) for word in words])
-    if not np.isin(codes, ("0.0", "1.0")).all():
+        codes = np.array([CENSORED.get(level_name(value), np.nan) for value in frame[name]])
+    if not np.isin(codes, (0.0, 1.0)).all():
         raise column_fault(public, public, name, client)
-    return codes == ("1.0" if of_event else "0.0")
+    return codes == float(of_event)
 
 
 def survival_answer(

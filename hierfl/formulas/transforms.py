@@ -176,13 +176,11 @@ def smooth_columns(constants: Constants, name: str, text: str, x: Values, by: An
     free, curves = _free_and_shared(constants, name, x)
     if by is None:
         return np.concatenate([free, curves], 1)
-    if not hasattr(by, "cat") and not hasattr(by, "codes"):
+    if not hasattr(by, "cat"):
         z = np.asarray(by, dtype=np.float64)[:, None]
         constant = z if name == "s" else z[:, :0]
         return np.concatenate([constant, z * free, z * curves], 1)
-    codes = np.asarray(by.cat.codes if hasattr(by, "cat") else by.codes)
-    levels = by.cat.categories if hasattr(by, "cat") else by.categories
-    member = (codes[:, None] == np.arange(len(levels))).astype(np.float64)
+    member = np.eye(len(by.cat.categories))[by.cat.codes.to_numpy()]
     blocks = [(member[:, :, None] * part[:, None]).reshape(len(x), -1) for part in (free, curves)]
     return np.concatenate(blocks, 1)
 

@@ -161,14 +161,10 @@ def prior_and_clients(ax: Axes, prior: ArrayLike, draws: ArrayLike, names: Seque
     ax.plot(grid, height, color="black", linewidth=2.2, label="global prior", zorder=3)
     colored = len(names) <= len(COLORS)
     for k, name in enumerate(names):
-        style: dict[str, Any] = {
-            "color": COLORS[k if colored else 0],
-            "linewidth": 1.4 if colored else 0.7,
-        }
-        style |= {
-            "alpha": 1.0 if colored else 0.55,
-            "linestyle": ("-", "--", "-.", (0, (1, 1)))[k % 4] if colored else "-",
-        }
+        style: dict[str, Any] = {"color": COLORS[0], "linewidth": 0.7, "alpha": 0.55}
+        if colored:
+            dash = ("-", "--", "-.", (0, (1, 1)))[k % 4]
+            style = {"color": COLORS[k], "linewidth": 1.4, "linestyle": dash}
         label = name if colored else ("a client" if k == 0 else None)
         ax.plot(grid, _kde(values[:, k], grid), label=label, zorder=2, **style)
     ax.set(xlim=(grid[0], grid[-1]), ylim=(0.0, None), ylabel="density")

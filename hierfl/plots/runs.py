@@ -171,10 +171,6 @@ def rank_ecdf(ax: Axes, result: Sbc, site: str, *, prob: float = 0.95) -> Axes:
     ax.axhline(0.0, color="0.4", linewidth=0.7, linestyle=":")
     ax.set(xlim=(0.0, 1.0), xlabel="fractional rank of the true value")
     ax.set_ylabel("ECDF minus uniform CDF")
-    return _titled(ax, site)
-
-
-def _titled(ax: Axes, site: str) -> Axes:
     ax.set_title(site, fontsize=9, loc="left")
     place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0)}
     place |= {"ncols": 3, "borderaxespad": 0.1, "columnspacing": 1.0}

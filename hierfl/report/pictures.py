@@ -62,10 +62,8 @@ def forest(measured: Measured, entry: SiteEntry) -> Picture:
     """Draw one scalar of every client."""
     names, rows = list(measured.fit.clients), measured.fit.federation.data.counts.numpy()
     with_names = len(names) <= 40
-    with _figure(NARROW, min(7.0, 1.1 + (0.3 if with_names else 0.075) * len(names))) as (
-        figure,
-        ax,
-    ):
+    height = min(7.0, 1.1 + (0.3 if with_names else 0.075) * len(names))
+    with _figure(NARROW, height) as (figure, ax):
         expected = entry.expected
         if expected is not None and same_for_all(measured.fit):
             expected = expected.ravel()  # the same for every client
@@ -193,12 +191,8 @@ def rates(measured: Measured) -> Picture | None:
     what = "event rate" if prediction.kind == "binary" else f"mean {prediction.site}"
     with_names = len(table) <= 40
     ticks = ", with a tick at the predicted mean (number of rows in brackets)" if with_names else ""
-    with (
-        _figure(NARROW, 1.1 + 0.3 * len(table)) if with_names else _figure(WIDE, 3.2) as (
-            figure,
-            ax,
-        )
-    ):
+    size = (NARROW, 1.1 + 0.3 * len(table)) if with_names else (WIDE, 3.2)
+    with _figure(*size) as (figure, ax):
         plots.rates(ax, table)
         (ax.set_xlabel if with_names else ax.set_ylabel)(what)
         _legend(figure, ax)

@@ -40,7 +40,6 @@ from .links import cloglog_logits as cloglog_logits
 from .links import half_student as half_student
 from .links import intercept_prior as intercept_prior
 from .links import probit_logits as probit_logits
-from .links import shape_prior as shape_prior
 from .names import named as named
 from .over_normal import OverNormal as OverNormal
 from .over_normal import over_normal as over_normal

@@ -135,22 +135,6 @@ class ResponseFamily:
         }
         return eval(code, scope)  # the family's own text
 
-    def mean(self, eta: Tensor, **names: Any) -> Tensor:
-        """Return the expected response of rows, (C, B), (C, B, K) in parts, or probabilities of levels.
-
-        A time's mean is that of the uncensored time from 0 on, whatever its censoring and entry
-        are.
-
-        Args:
-            eta: as in `of`.
-            **names: as in `of`.
-        """
-        kept_names = {
-            k: v for k, v in names.items() if k not in self.additions or k in self.required
-        }
-        fn = self.of(eta, **kept_names)
-        return fn.probs if self.kind in ("category", "ordered") else fn.mean
-
     def check(self, values: ArrayLike, additions: Mapping[str, ArrayLike] | None = None) -> None:
         """Refuse responses that the family cannot have.
 
@@ -165,7 +149,9 @@ class ResponseFamily:
         self._check_present(rows)
         check_values(self.name, self.kind, values)
         if self.bounds is not None:
-            check_bounds(values, self.bounds)
+            y, (low, high) = np.asarray(values, dtype=np.float64), self.bounds
+            fix = f"trunc() says that only values from {low:g} to {high:g} are recorded: correct its bounds"
+            _refuse((y < low) | (y > high), "value", y, fix)
         if rows:
             check_additions(self.name, values, rows)
 
@@ -314,11 +300,3 @@ def _numbers(family: str, column: NDArray[np.generic], name: str = "response") -
     if name != "upper":
         _refuse_missing(np.isnan(numbers), name)
     return numbers
-
-
-def check_bounds(values: ArrayLike, bounds: tuple[float, float]) -> None:
-    """Refuse responses (N,) beyond the bounds of a truncated family."""
-    y = np.asarray(values, dtype=np.float64)
-    low, high = bounds
-    fix = f"trunc() says that only values from {low:g} to {high:g} are recorded: correct its bounds"
-    _refuse((y < low) | (y > high), "value", y, fix)

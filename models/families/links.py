@@ -50,7 +50,7 @@ def half_student(spread: float, unit: float = 1.0) -> dist.FoldedDistribution:
     )
 
 
-def shape_prior() -> dist.InverseGamma:
+def a_shape(response: Response) -> Prior:
     """Return InverseGamma(0.4, 0.3), the prior of a shape or precision.
 
     It is brms's default for the shape of a negative binomial (since issue 1614 of brms; A. Vehtari,
@@ -65,11 +65,6 @@ def shape_prior() -> dist.InverseGamma:
 def priors(**makers: Callable[[Response], Prior]) -> Callable[[Response], dict[str, Prior]]:
     """Return what makes the priors of a family's parameters from a response."""
     return lambda response: {name: make(response) for name, make in makers.items()}
-
-
-def a_shape(response: Response) -> Prior:
-    """Return the prior of a shape or precision."""
-    return shape_prior()
 
 
 def a_share(response: Response) -> Prior:
@@ -176,14 +171,13 @@ def as_source(prior: Prior) -> str:
         raise TypeError(
             f"a {name} cannot be written as an expression: use a distribution of pyro.distributions"
         )
-    arguments = _given(fn)
-    if not len(fn.batch_shape) or fn.event_shape:
-        return f"dist.{name}({_arguments(fn, arguments)})"
+    arguments, end = _given(fn), ""
     tensors = {key: value for key, value in arguments.items() if isinstance(value, Tensor)}
-    if not all(bool((value == value.flatten()[0]).all()) for value in tensors.values()):
-        return f"dist.{name}({_arguments(fn, arguments)})"
-    arguments |= {key: value.flatten()[0] for key, value in tensors.items()}
-    return f"dist.{name}({_arguments(fn, arguments)}).expand({list(fn.batch_shape)})"
+    is_batch = len(fn.batch_shape) and not fn.event_shape
+    if is_batch and all(bool((v == v.flatten()[0]).all()) for v in tensors.values()):
+        arguments |= {key: value.flatten()[0] for key, value in tensors.items()}
+        end = f".expand({list(fn.batch_shape)})"
+    return f"dist.{name}({_arguments(fn, arguments)}){end}"
 
 
 def _given(fn: Any) -> dict[str, Any]:
@@ -207,16 +201,11 @@ def _given(fn: Any) -> dict[str, Any]:
 
 
 def _arguments(fn: Any, values: dict[str, Any]) -> str:
-    texts, positional = [], True
-    for name in inspect.signature(type(fn).__init__).parameters:
-        if name in ("self", "validate_args"):
-            continue
-        if name not in values:
-            positional = False
-            continue
-        value = values[name]
+    _, *names = inspect.signature(type(fn).__init__).parameters  # without self
+    texts = []
+    for place, (name, value) in enumerate(values.items()):
         text = _value(value) if isinstance(value, Tensor) else repr(value)
-        texts.append(text if positional else f"{name}={text}")
+        texts.append(text if names[place] == name else f"{name}={text}")
     return ", ".join(texts)
 
 

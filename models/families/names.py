@@ -58,10 +58,6 @@ def named(name: str) -> ResponseFamily:
     if word in ("piecewise_exponential", "piecewise"):
         example = "families.piecewise_exponential(breaks=(1.0, 2.0))"
         raise ValueError(f"family {name!r} needs its breaks: use {example}, in the response's unit")
-    base, _, link = word.rstrip(")").partition("(")
-    if link and ALIASES.get(base, base) in FAMILIES:
-        call = f"hierfl.models.families.{ALIASES.get(base, base)}(link='{link}')"
-        raise ValueError(f"family is {name!r}: a link is an argument, {call}")
     if word not in FAMILIES:
         near = get_close_matches(word, [*FAMILIES, *ALIASES], n=3, cutoff=0.6)
         nearest = dict.fromkeys(ALIASES.get(match, match) for match in near) or FAMILIES

@@ -137,9 +137,7 @@ class Multinomial(RowDistribution):
     def _draw(self) -> Tensor:
         """Return counts, (..., K): each category's is binomial given those before it."""
         remaining = self.total_count.to(self.logits.dtype)
-        from_here = (
-            self.logits.flip(-1).logcumsumexp(-1).flip(-1)
-        )  # of this category and later ones
+        from_here = self.logits.flip(-1).logcumsumexp(-1).flip(-1)  # and later categories
         counts = []
         for share in (self.logits - from_here).exp().clamp(max=1.0).unbind(-1)[:-1]:
             counts.append(torch.binomial(remaining, share))

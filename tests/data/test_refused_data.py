@@ -55,7 +55,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "empty": (rows(["", "a", "b"]), "a client has an empty name: name it"),
     "bytes": (rows([b"a", b"b", b"a"]), "client_id holds bytes values: client_id must be"),
     "masked ids": (rows(np.ma.array([0, 1, 1], mask=[False, True, False])), "client_id has 1 masked rows: leave"),
-    "a number": (rows(5), "client_id is a single int: give one id per row"),
+    "a number": (rows(5), "client_id has shape (): give one id per row"),
     "no rows": (rows([], y=[]), "client_id has no rows: give at least one row"),
     "one string of names": (
         lambda: ClientData.from_arrays([0, 1, 1], names="ab", y=Y), "`names` is the string 'ab': give a list"
@@ -79,9 +79,9 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "requires_grad": (rows([0, 1, 1], y=torch.tensor(Y, requires_grad=True)), "field 'y' is not a dense tensor"),
     "sparse": (rows([0, 1, 1], y=torch.eye(3).to_sparse()), "field 'y' is not a dense tensor of values"),
     "without data": (rows([0, 1, 1], y=torch.ones(3, device="meta")), "field 'y' is not a dense tensor of values"),
-    "dates": (rows([0, 1, 1], y=np.array(["2020-01-01"] * 3, "datetime64[D]")), "it holds dates: give numbers"),
+    "dates": (rows([0, 1, 1], y=np.array(["2020-01-01"] * 3, "datetime64[D]")), "not numeric, but datetime64[D]: give"),
     "words": (
-        rows([0, 1, 1], y=["u", "v", "u"]), "code it as numbers 0, 1, ..., or read it with ClientData.from_frame"
+        rows([0, 1, 1], y=["u", "v", "u"]), "give numbers, or read strings with ClientData.from_frame"
     ),
     "ragged": (rows([0, 1, 1], y=[[1], [1, 2], [3]]), "give every row the same shape"),
     "no columns": (rows([0, 1, 1], x=np.zeros((3, 0))), "field 'x' has shape (3, 0), no columns: leave it out"),

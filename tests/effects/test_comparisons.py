@@ -81,7 +81,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("gaussian", {"comparison": "ratio"}, "responses of gaussian may be negative"),
     ("gaussian", {"comparison": "ratio", "scale": "link"}, "the link of gaussian is 'identity'"),
     ("gaussian", {"comparison": "odds"}, "comparison is 'odds'"),
-    ("gaussian", {"values": ["a"]}, "give two or more different ones"),
+    ("gaussian", {"values": ["a"]}, "give 2 or more different ones"),
     ("gaussian", {"values": ["a", "d"]}, "'arm' has no level 'd'"),
 ]
 

@@ -41,7 +41,7 @@ def test_the_default_grid_ends_where_a_spline_does() -> None:
 
 def test_a_term_that_is_not_finite_on_the_grid_names_the_mend() -> None:
     found = drawn("count ~ log(time)", "poisson", draws=2)
-    words = r"the term 'log\(time\)' is not finite\): give other values, by grid="
+    words = r"the term 'log\(time\)' is not finite: give other values, by grid="
     with pytest.raises(ValueError, match=words):
         effects(found, "time")
     assert len(effects(found, "time", grid=[0.5, 1.0]).frame) == 2

@@ -120,7 +120,7 @@ TEN: Any = "10"
 MISUSED: list[tuple[Callable[[Any], Any], str]] = [
     (lambda f: f.effects(["age", "sex"]), "a column is a list: give the name of one"),
     (lambda f: f.effects(frame()), "a column is a DataFrame"),
-    (lambda f: f.predictions(frame()), r"newdata=, and fit.predict\(rows\) answers row by row"),
+    (lambda f: f.predictions(frame()), "a column is a DataFrame"),
     (lambda f: f.effects("age", by=["sex"]), "a column is a list"),
     (lambda f: f.effects("age", at="sex"), "at is 'sex': give a dict"),
     (lambda f: f.effects("age", grid=50), r"grid is 50: give a list of values, \[50\]"),

@@ -158,11 +158,6 @@ REFUSED = [
     ("y ~ (1 | gr(1, cov=A))", 12, "the groups '1' are not columns"),
     ("y ~ C(x > 0)", 8, "a single column: make one of it first"),
     ("y ~ z + scale()", 8, "scale() has no argument"),
-    (
-        "y ~ as.factor(age)",
-        4,
-        "no function 'as.factor': strings are categories, and numbers are in C(column)",
-    ),
     ("y ~ foo(age)", 4, "no function 'foo'"),
     ("y ~ np(x)", 4, "no function 'np'"),
     ("y ~ x + np.linalg.inv(x)", 8, "np.linalg.inv"),
@@ -302,7 +297,7 @@ def test_arithmetic_is_that_of_python_and_r() -> None:
 
 def test_terms_that_are_one_are_refused() -> None:
     refused(lambda: on("y ~ (1 | h:g) + (1 | g:h)"), "both have 'Intercept' of 'h:g'")
-    refused(lambda: on("y ~ (1 | h) + (x | h)"), "write (0 + x | h)")
+    refused(lambda: on("y ~ (1 | h) + (x | h)"), "write 0 for an intercept")
 
 
 def test_products_without_bound_are_refused() -> None:

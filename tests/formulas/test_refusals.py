@@ -172,7 +172,6 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: declared("wins ~ age", "binomial"), "trials"),
     (lambda: declared("y ~ age").program(), "not agreed on a schema"),
     (lambda: declared("y ~ age")(None), "not agreed on a schema"),  # type: ignore[arg-type]
-    (lambda: declared("y ~ age", "gaussian(log)"), r"families\.gaussian\(link='log'\)"),
     (lambda: declared("y ~ age", priors="normal(0, 1)"), "priors is 'normal.*give a dict"),
     (lambda: declared("y ~ age", priors=[("b", "normal(0, 1)")]), "priors is a list: give a dict"),
     (lambda: declared("y ~ age", priors={3: "normal(0, 1)"}), "give a dict of sites' names"),
