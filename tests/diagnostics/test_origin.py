@@ -238,6 +238,7 @@ def test_clients_whose_rows_say_little_are_named_wherever_x_lies() -> None:
     assert "(new)" in notes[0][0] and notes[0] == notes[1]
 
 
+@pytest.mark.slow
 def test_other_answers_have_the_same_origin(tmp_path: Path) -> None:
     formula = hierfl.formula(["g ~ x + (1 | h)", "sigma ~ x + (1 | h)"], "gaussian", clients="h")
     fit = hierfl.fit(formula, rows(), seed=0)
