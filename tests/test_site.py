@@ -23,12 +23,19 @@ QUICK = ("eight_schools", "toy_regression")  # of the gallery
 CONFIG = (ROOT / "mkdocs.yml").read_text()
 
 
-@pytest.fixture(scope="module")
-def pages() -> Any:
-    """The module that makes the pages of the reference."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(DOCS / "tools")
-        return importlib.import_module("pages")
+def tool(name: str) -> Any:
+    """Return a fixture: a module of docs/tools."""
+
+    @pytest.fixture(scope="module", name=name)
+    def module() -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(DOCS / "tools")
+            return importlib.import_module(name)
+
+    return module
+
+
+pages, outputs, gallery = tool("pages"), tool("outputs"), tool("gallery")
 
 
 def test_every_public_name_has_a_page(pages: Any) -> None:
@@ -120,14 +127,6 @@ def test_the_version_is_that_of_the_package() -> None:
     assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-@pytest.fixture(scope="module")
-def outputs() -> Any:
-    """The module that puts outputs below the blocks of a page."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(DOCS / "tools")
-        return importlib.import_module("outputs")
-
-
 def test_what_pages_print_is_kept_and_is_of_the_code_that_stands_there(outputs: Any) -> None:
     pages = outputs.printing()
     stale = [page for page in pages if outputs.stale(page)]
@@ -187,14 +186,6 @@ def test_outputs_stand_below_the_blocks_that_made_them(outputs: Any) -> None:
     pages = {f"docs/{page}" for page in outputs.EXECUTED} - {"docs/index.md"}
     assert all((ROOT / page).is_file() for page in pages)
     assert CONFIG.count("tutorial") == len(pages)
-
-
-@pytest.fixture(scope="module")
-def gallery() -> Any:
-    """The module that makes pages of the gallery's scripts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(DOCS / "tools")
-        return importlib.import_module("gallery")
 
 
 def test_a_script_of_the_gallery_becomes_a_page(tmp_path: Path, gallery: Any) -> None:

@@ -43,8 +43,18 @@ def test_g_of_a_common_model_is_its_p_and_that_of_an_own_model_is_not() -> None:
     )
 
 
-def test_last_rounds_are_averaged_and_points_of_the_curve_are_single_rounds() -> None:
-    by, curve = found("fedavg", run={"rounds": 4}, evaluation={"last_rounds": 2, "every": 1})
+@pytest.mark.parametrize(
+    ("name", "run", "last"),
+    [
+        ("fedavg", {"rounds": 4}, 2),
+        # 4 rounds of all clients in place of 8 of half of them, and 2 of them in place of the last 4
+        ("clustered_fl", {"cohort": 3, "rounds": 8}, 4),
+    ],
+)
+def test_last_rounds_are_averaged_and_points_of_the_curve_are_single_rounds(
+    name: str, run: dict[str, int], last: int
+) -> None:
+    by, curve = found(name, run=run, evaluation={"last_rounds": last, "every": 1})
     assert [point["round"] for point in curve] == [1, 2, 3, 4]
     mean = (curve[2]["P"] + curve[3]["P"]) / 2.0
     assert by["P", "participating", "local", "clients", "accuracy"] == pytest.approx(mean)
@@ -217,16 +227,6 @@ def test_a_method_that_needs_everyone_takes_fewer_rounds() -> None:
     own = study(methods=entries, run={"cohort": 3, "rounds": 8})
     plans = [cells.plan_of(own, entry, 6, 8) for entry in own.methods]
     assert plans == [(4, None), (8, 3), (8, 2)]
-
-
-def test_fewer_rounds_are_averaged_over_the_same_share_of_the_run() -> None:
-    # 4 rounds of all clients in place of 8 of half of them, and 2 of them in place of the last 4
-    by, curve = found(
-        "clustered_fl", run={"cohort": 3, "rounds": 8}, evaluation={"last_rounds": 4, "every": 1}
-    )
-    assert [point["round"] for point in curve] == [1, 2, 3, 4]
-    mean = (curve[2]["P"] + curve[3]["P"]) / 2.0
-    assert by["P", "participating", "local", "clients", "accuracy"] == pytest.approx(mean)
 
 
 def test_all_clients_train_and_a_share_is_averaged_where_the_server_can() -> None:

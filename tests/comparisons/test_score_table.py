@@ -121,12 +121,31 @@ def test_a_published_number_that_is_not_there_is_refused() -> None:
         published(own, own.methods[0], "P")
 
 
-def test_of_several_tables_the_first_that_has_the_number_is_taken() -> None:
-    entries = [{"name": name, "label": name, "published": {"P": [of, "P"]}}
-               for name, of in (("pfedme", "pFedMe"), ("pfedbred", "pFedBreD-lg"))]  # fmt: skip
-    own = study(methods=entries, published={**BESIDE, "table": ["T1", "T2"]})
-    assert published(own, own.methods[0], "P") == 97.60  # T2 has 97.6
-    assert published(own, own.methods[1], "P") == 98.3  # of T2 alone
+@pytest.mark.parametrize(
+    ("rows", "beside", "numbers"),
+    [
+        # of several tables the first that has the number: T2 has 97.6 too, and 98.3 alone
+        ([("pFedMe", "P"), ("pFedBreD-lg", "P")], {"table": ["T1", "T2"]}, [97.60, 98.3]),
+        # an entry's own metric, whatever the column's
+        ([("pFedBreD-mh", "G", f"acc_S{s}") for s in (10, 20)], {"table": "T3"}, [80.0, 82.6]),
+        # a dash in the paper
+        ([("pFedBayes", "P")], {"dataset": "FEMNIST", "model": "DNN"}, [None]),
+    ],
+)
+def test_published_numbers_are_those_of_the_row_that_an_entry_names(
+    rows: list[tuple[str, ...]], beside: dict[str, Any], numbers: list[float | None]
+) -> None:
+    entries: list[dict[str, Any]] = [
+        {"name": "fedavg", "label": str(k), "published": {row[1]: [*row]}}
+        for k, row in enumerate(rows)
+    ]
+    own = study(methods=entries, published={**BESIDE, **beside})
+    for metric in (None, "acc"):
+        found = [
+            published(own, entry, row[1], metric)
+            for entry, row in zip(own.methods, rows, strict=True)
+        ]
+        assert found == numbers
 
 
 def test_published_numbers_of_new_clients_stand_beside_the_last_of_their_rounds() -> None:
@@ -142,21 +161,6 @@ def test_published_numbers_of_new_clients_stand_beside_the_last_of_their_rounds(
     metric = score_table.beside(own, new[1])
     assert [published(own, entry, "P", metric) for entry in own.methods] == [90.6, 84.2]
     assert [published(own, entry, "P") for entry in own.methods] == [90.3, 84.1]
-
-
-def test_an_entry_may_name_the_metric_of_its_published_number() -> None:
-    entries = [{"name": "pfedbred", "label": f"S = {s}", "cohort": s,
-                "published": {"G": ["pFedBreD-mh", "G", f"acc_S{s}"]}} for s in (10, 20)]  # fmt: skip
-    own = study(methods=entries, published={**BESIDE, "table": "T3"})
-    assert [published(own, entry, "G") for entry in own.methods] == [80.0, 82.6]
-    known = published(own, own.methods[0], "G", "acc")
-    assert known == 80.0  # whatever the column's metric
-
-
-def test_where_the_paper_has_a_dash_nothing_stands_beside() -> None:
-    entry = {"name": "pfedbayes", "published": {"P": ["pFedBayes", "P"]}}
-    own = study(methods=[entry], published={**BESIDE, "dataset": "FEMNIST", "model": "DNN"})
-    assert published(own, own.methods[0], "P") is None
 
 
 def test_new_clients_have_a_column_for_each_number_of_rounds() -> None:

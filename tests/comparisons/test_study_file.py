@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from hierfl.comparisons import cells
 from hierfl.comparisons.federations import of_study
 from hierfl.comparisons.read_study import chosen, read
-from hierfl.comparisons.study_file import MOST_POINTS
+from hierfl.comparisons.study_file import MOST_POINTS, Study
 from hierfl.optimizers import SGD, Adam
 from hierfl.program.sites import recipe_of
 from hierfl.studies.baseline_methods import baseline
@@ -120,30 +120,31 @@ def test_grids_are_of_one_size_and_no_larger_than_six() -> None:
     assert study(methods=grids)  # nothing is tuned: grids are not used
 
 
+def built(own: Study, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of the recipe of a study's first method."""
+    rows = of_study(own, 0)
+    method = cells.method_of(own, own.methods[0], options, rows, 3, 0)
+    recipe = recipe_of(method)
+    assert recipe is not None
+    return dict(recipe.options)
+
+
 def test_an_optimizer_is_built_with_the_step_size() -> None:
     own = study(methods=[{"name": "fedavg", "settings": {"optimizer": "adam"}}], run={"adam": 0.03})
-    rows = of_study(own, 0)
-    for options, lr in (({"lr": 0.02}, 0.02), ({}, 0.03)):
-        method = cells.method_of(own, own.methods[0], options, rows, 3, 0)
-        recipe = recipe_of(method)
-        assert recipe is not None and recipe.options["optimizer"] == Adam(lr)
+    assert built(own, {"lr": 0.02})["optimizer"] == Adam(0.02)
+    assert built(own, {})["optimizer"] == Adam(0.03)
 
 
 def test_the_step_size_that_is_chosen_is_put_into_settings() -> None:
     own = study(methods=[{"name": "pfedme", "settings": {"global_optimizer": "sgd"}}])
-    rows = of_study(own, 0)
-    method = cells.method_of(own, own.methods[0], {"lr": 0.02}, rows, 3, 0)
-    recipe = recipe_of(method)
-    assert recipe is not None
-    assert recipe.options["global_optimizer"] == recipe.options["optimizer"] == SGD(0.02)
+    found = built(own, {"lr": 0.02})
+    assert found["global_optimizer"] == found["optimizer"] == SGD(0.02)
 
 
 @pytest.mark.parametrize(("counts_steps", "steps"), [(False, 4), (True, 20)])
 def test_evaluations_or_steps_are_counted(counts_steps: bool, steps: int) -> None:
     own = study(methods=[{"name": "pfedme"}], run={"evaluations": 20, "counts_steps": counts_steps})
-    rows = of_study(own, 0)
-    recipe = recipe_of(cells.method_of(own, own.methods[0], {}, rows, 3, 0))
-    assert recipe is not None and recipe.options["steps"] == steps
+    assert built(own, {})["steps"] == steps
 
 
 def test_suffixes_go_behind_any_method() -> None:

@@ -107,17 +107,11 @@ def test_a_client_that_came_later_has_its_effects() -> None:
         found.effects("age", client="south")
 
 
-def test_a_scale_and_too_few_draws_are_refused() -> None:
-    with pytest.raises(ValueError, match="scale is 'odds'"):
-        bernoulli().effects("age", scale="odds")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="draws is 5: a 90% interval needs 20 or more"):
-        bernoulli().effects("age", draws=5)
-    with pytest.raises(ValueError, match="draws is 100: a 99% interval needs 200 or more"):
-        bernoulli().effects("age", draws=100, prob=0.99)
-
-
 TEN: Any = "10"
 MISUSED: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda f: f.effects("age", scale="odds"), "scale is 'odds'"),
+    (lambda f: f.effects("age", draws=5), "draws is 5: a 90% interval needs 20 or more"),
+    (lambda f: f.effects("age", draws=100, prob=0.99), "draws is 100: a 99% interval needs 200"),
     (lambda f: f.effects(["age", "sex"]), "a column is a list: give the name of one"),
     (lambda f: f.effects(frame()), "a column is a DataFrame"),
     (lambda f: f.predictions(frame()), "a column is a DataFrame"),

@@ -128,21 +128,11 @@ def test_without_a_bad_client_skip_changes_no_number() -> None:
 
 
 @pytest.mark.slow
-def test_several_bad_clients_in_several_chunks() -> None:
-    data = rows({1: -1.0, 3: 1e200, 4: -1.0})
-    method = METHODS["fedsvi"]
-    eager = run(method(), data, chunk=2)
-    for fitted in (eager, run(method(), data), run(method(), data, engine="sequential")):
-        assert_names_and_states(fitted, eager)
-
-
-@pytest.mark.slow
-def test_several_bad_clients_compiled_and_in_processes(two_cores: None) -> None:
+@pytest.mark.parametrize("how", [{}, {"engine": "sequential"}, {"chunk": 2, "compile": True}])
+def test_several_bad_clients_in_several_chunks(how: dict[str, Any], two_cores: None) -> None:
     """They fall into chunks of this process and of its copy."""
-    data = rows({1: -1.0, 3: 1e200, 4: -1.0})
-    method = METHODS["fedsvi"]
-    compiled = run(method(), data, chunk=2, compile=True)
-    assert_names_and_states(compiled, run(method(), data, chunk=2))
+    data, method = rows({1: -1.0, 3: 1e200, 4: -1.0}), METHODS["fedsvi"]
+    assert_names_and_states(run(method(), data, **how), run(method(), data, chunk=2))
 
 
 def assert_names_and_states(one: hierfl.Fit, other: hierfl.Fit) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from flwr import app as flwr
 
-from hierfl import ClientData, Settings, methods
+from hierfl import Settings, methods
 from hierfl.flower import Apps, apps
 from hierfl.flower.payloads import PAYLOAD, RECORD, WRONG
 from hierfl.nodes.fit_over_nodes import FitOverNodes
@@ -16,7 +16,8 @@ from hierfl.nodes.run import TooFewNodes
 from hierfl.optimizers import SGD
 from hierfl.runs.choice import choose
 from tests.methods.cases import shared as _shared
-from tests.programs import assert_close, federation, fit, logistic, regression
+from tests.nodes.one_process import rows
+from tests.programs import assert_close, fit, logistic, regression
 
 NAMES = ("east", "north", "south", "west")
 
@@ -28,10 +29,6 @@ def identity(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-
-
-def rows() -> ClientData:
-    return federation((5, 3, 7, 2)).select(NAMES)
 
 
 def method() -> Any:
@@ -86,26 +83,16 @@ def run(made_: Apps, grid: Any) -> None:
     made_.server(grid, next(iter(grid.contexts.values())))
 
 
-def test_a_run_on_flower_is_a_run_here(tmp_path: Path) -> None:
+@pytest.mark.parametrize("anew", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_run_on_flower_is_a_run_here(anew: bool, tmp_path: Path) -> None:
+    """Also in a new process at each message, Flower's default: what a node has agreed on is in its folder."""
     done: list[FitOverNodes] = []
     pair = made(done)
-    run(pair, Grid(pair.client, tmp_path))
+    client = (lambda message, context: made([]).client(message, context)) if anew else pair.client
+    run(pair, Grid(client, tmp_path))
     here = fit(method(), rows(), rounds=3)
     assert_close(done[0].progress.server, here.progress.server, 1e-12)
     assert done[0].history["clients"].tolist() == [4, 4, 4]
-
-
-@pytest.mark.slow
-def test_a_new_process_at_each_message_changes_nothing(tmp_path: Path) -> None:
-    """As by Flower's default isolation: what the node has agreed on, and its state, are in its folder."""
-    done: list[FitOverNodes] = []
-
-    def anew(message: Any, context: Any) -> Any:
-        return made([]).client(message, context)
-
-    run(made(done), Grid(anew, tmp_path))
-    here = fit(method(), rows(), rounds=3)
-    assert_close(done[0].progress.server, here.progress.server, 1e-12)
 
 
 def test_nodes_that_do_not_answer_are_named(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from hierfl.flower import SuperLink, apps, superlink
 from hierfl.flower.at_server import FlowerServer
 from hierfl.flower.project import write_project
 from hierfl.nodes import TooFewNodes
-from tests.flower.test_apps import Grid, identity, rows
+from tests.flower.test_apps import Grid, identity
+from tests.nodes.one_process import rows
 from tests.programs import fit, logistic
 
 __all__ = ["identity"]  # a fixture of every test here

@@ -22,8 +22,10 @@ from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import Refused, from_bytes, to_bytes
 from hierfl.nodes.run import TooFewNodes
 from hierfl.optimizers import SGD
-from tests.flower.test_apps import Grid, identity, rows
+from tests.flower.test_apps import Grid, identity
+from tests.flower.test_apps import method as apfl
 from tests.methods.cases import shared as _shared
+from tests.nodes.one_process import rows
 from tests.programs import assert_close, fit, logistic, regression
 
 __all__ = ["identity"]  # a fixture
@@ -82,10 +84,6 @@ def run(
         made_grid(grid)
     made.server(grid, next(iter(grid.contexts.values())))
     return done[0], grid
-
-
-def apfl() -> Method:
-    return methods.apfl(_shared(), optimizer=SGD(0.05), steps=3, batch_size=5)
 
 
 def ways() -> dict[str, Method]:

@@ -17,7 +17,8 @@ from hierfl.nodes.agreement import Agreement, Introduction
 from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import Refused
 from hierfl.program.recipes import describe
-from tests.flower.test_apps import NAMES, Grid, identity, made, rows, run
+from tests.flower.test_apps import NAMES, Grid, identity, made, run
+from tests.nodes.one_process import rows
 from tests.programs import logistic
 
 __all__ = ["identity"]

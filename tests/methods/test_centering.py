@@ -123,6 +123,7 @@ def exact_steps(data: hierfl.ClientData) -> tuple[float, float]:
     return mean, np.sqrt(np.average((grid - mean) ** 2, weights=weights))
 
 
+@pytest.mark.slow
 def test_chains_start_about_the_mode_of_the_scale_of_steps_with_these_centered() -> None:
     data = walks()
     chains = Fallback(federate(hierfl.methods.two_stage(program), data, seed=0), None).chains

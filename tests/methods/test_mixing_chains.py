@@ -82,6 +82,7 @@ def intercepts(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(mean, 1.0), obs=batch.y)
 
 
+@pytest.mark.slow("False")
 @pytest.mark.parametrize("together", [False, True])
 def test_what_standardizes_changes_the_density_by_its_volume_alone(together: bool) -> None:
     g, names = torch.Generator().manual_seed(0), ["a", "b", "c"]

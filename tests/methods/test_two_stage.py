@@ -149,15 +149,6 @@ def test_a_program_that_looks_at_its_rows_runs_without_a_graph() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:k-hat")  # twelve rows and an unknown sigma
-def test_single_precision_runs() -> None:
-    torch.set_default_dtype(torch.float32)
-    found = fit(two_stage(programs.noisy, **SHORT), people((3, 4, 5)))
-    assert found.draws(50).shared["sigma"].dtype == torch.float32
-    assert int(found.progress.server.stage) == 2
-
-
-@pytest.mark.slow
 def test_a_new_client_gets_its_own_posterior() -> None:
     """Its level, given the others: against the grid with the new client's rows weighing in on nothing else."""
     found, data = fitted("binary"), people(EIGHT)

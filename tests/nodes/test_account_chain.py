@@ -106,28 +106,21 @@ def test_an_account_that_does_not_add_up_stops_the_node(name: str, tmp_path: Pat
             begin(plain(), rows().select(["east"]), tmp_path)
 
 
-def test_an_older_account_with_its_mark_is_noticed_by_the_log(tmp_path: Path) -> None:
-    path = written(tmp_path, 2)
-    before = {name: (tmp_path / name).read_bytes() for name in (path.name, *log.MARKS)}
-    written(tmp_path)
-    for name, content in before.items():
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(BrokenLedger, match=r"lacks lines that left\.jsonl names"):
-        Ledger.at(tmp_path)
-
-
-@pytest.mark.parametrize("mark", log.MARKS)
+@pytest.mark.parametrize("lacks", [*log.MARKS, log.FILE])
 def test_account_log_and_mark_of_an_older_day_do_not_make_a_node_forget(
-    mark: str, tmp_path: Path
+    lacks: str, tmp_path: Path
 ) -> None:
     """A node that has answered questions about rows since has no later answer of a run."""
-    path = written(tmp_path, 2)
-    before = {name: (tmp_path / name).read_bytes() for name in (path.name, mark, log.FILE)}
-    Ledger.at(tmp_path).append(Entry("schema", "1f0c", answer="{}"))
+    names = {written(tmp_path, 2).name, *log.MARKS, log.FILE} - {lacks}
+    before = {name: (tmp_path / name).read_bytes() for name in names}
+    if lacks == log.FILE:
+        written(tmp_path)
+    else:
+        Ledger.at(tmp_path).append(Entry("schema", "1f0c", answer="{}"))
     for name, content in before.items():
         (tmp_path / name).write_bytes(content)
-    other = next(name for name in log.MARKS if name != mark)
-    with pytest.raises(BrokenLedger, match=f"lacks lines that {other} counts"):
+    verb = "names" if lacks == log.FILE else "counts"
+    with pytest.raises(BrokenLedger, match=f"lacks lines that {lacks} {verb}"):
         Ledger.at(tmp_path)
 
 

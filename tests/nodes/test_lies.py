@@ -33,6 +33,18 @@ def kept() -> dict[str, Any]:
     return {}
 
 
+def how(name: str) -> dict[str, Any]:
+    return {"late": True} if name == lying_nodes.LATE else {"rounds": 1}
+
+
+def silenced(name: str, kept: dict[str, Any], folder: Path) -> Any:
+    """Return the nodes of a method, and their run in which the liar is silent."""
+    if name not in kept:
+        made = lying_nodes.around(lying_nodes.runs()[name], folder)
+        kept[name] = made, lying_nodes.lied_to(made, None, **how(name))
+    return kept[name]
+
+
 TWELVE = [
     "a negative definite factor",
     "a factor that is not symmetric",
@@ -60,29 +72,17 @@ TWELVE = [
         *sampled([("two_stage", lie) for lie in TWELVE[:7]], 3),
         *sampled([("fedsvi", lie) for lie in [*TWELVE[2:7], "values of -1e14", "infinity"]], 3),
         *sampled([("pvi", lie) for lie in TWELVE[:1]], ()),
+        # about weights alone
+        *sampled([(lying_nodes.LATE, lie) for lie in ("values of 1e14", "another shape")], ()),
     ],
 )
 def test_a_run_ends_without_the_liar_and_names_it(
     name: str, lie: str, kept: dict[str, Any], tmp_path: Path
 ) -> None:
-    if name not in kept:
-        made = lying_nodes.around(lying_nodes.runs()[name], tmp_path)
-        kept[name] = made, lying_nodes.lied_to(made, None, rounds=1)
-    made, silent = kept[name]
-    ended = lying_nodes.lied_to(made, lie, rounds=1)
-    assert lying_nodes.is_named(ended), ended.fit.history["left_out"]
+    made, silent = silenced(name, kept, tmp_path)
+    ended = lying_nodes.lied_to(made, lie, **how(name))
+    assert ended.lied and lying_nodes.is_named(ended), ended.fit.history["left_out"]
     assert lying_nodes.same(ended, silent)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lie", ["values of 1e14", "another shape"])
-def test_a_lie_about_weights_alone(lie: str, kept: dict[str, Any], tmp_path: Path) -> None:
-    if lying_nodes.LATE not in kept:
-        made = lying_nodes.around(lying_nodes.runs()["two_stage"], tmp_path)
-        kept[lying_nodes.LATE] = made, lying_nodes.lied_to(made, None, late=True)
-    made, silent = kept[lying_nodes.LATE]
-    ended = lying_nodes.lied_to(made, lie, late=True)
-    assert ended.lied and lying_nodes.is_named(ended) and lying_nodes.same(ended, silent)
 
 
 @pytest.mark.slow("exact-43")
@@ -90,10 +90,7 @@ def test_a_lie_about_weights_alone(lie: str, kept: dict[str, Any], tmp_path: Pat
 def test_a_lie_in_a_field_of_an_update_is_not_silent(
     name: str, step: int, kept: dict[str, Any], tmp_path: Path
 ) -> None:
-    if name not in kept:
-        made = lying_nodes.around(lying_nodes.runs()[name], tmp_path)
-        kept[name] = made, lying_nodes.lied_to(made, None, rounds=1)
-    made, silent = kept[name]
+    made, silent = silenced(name, kept, tmp_path)
     honest = next(of for (client, _), of in made.first_answers.items() if client == LIAR)
     for what, content in list(lies_of(honest))[:: 1 if EVERY else step]:
         ended = lying_nodes.lied_to(made, saying(content), rounds=1)

@@ -25,9 +25,10 @@ from hierfl.nodes.messages import Refused
 from hierfl.nodes.node import node
 from hierfl.optimizers import SGD
 from hierfl.program.labels import codes_of
-from tests.flower.test_apps import NAMES, Grid, identity, rows
+from tests.flower.test_apps import NAMES, Grid, identity
 from tests.formulas.frames import patients
 from tests.methods.cases import CASES, shared
+from tests.nodes.one_process import rows
 from tests.programs import assert_close, regression
 
 __all__ = ["identity"]  # a fixture of every test here

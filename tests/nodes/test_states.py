@@ -21,7 +21,7 @@ from hierfl.nodes.messages import Ask, RoundRequest, StateRequest, from_bytes, t
 from hierfl.nodes.run import fit_nodes
 from hierfl.optimizers import SGD
 from tests.methods.cases import CASES, shared
-from tests.nodes.one_process import machines
+from tests.nodes.one_process import Machines, machines
 from tests.nodes.test_local_answers import ALL
 from tests.programs import federation, regression
 
@@ -50,6 +50,15 @@ def fitted(method: Any, folder: Path, policy: str = ALL) -> FitOverNodes:
     data = rows()
     nodes = in_process(data, letting(folder, data.names, policy))
     return hierfl.nodes.fit(method, nodes, rounds=2)
+
+
+def machines_and_fit(folder: Path, rounds: int) -> tuple[Machines, FitOverNodes]:
+    """Return nodes that let everything leave, and a fit over them that has not told them its end."""
+    method = methods.fedsvi(regression)
+    around = machines(method, rows(), folder)
+    for node in around.nodes.values():
+        node.policy.write_text(ALL)
+    return around, fit_nodes(method, around.agreement, around.ask, rounds=rounds)
 
 
 def under(fit: FitOverNodes, change: Any, *, ends: bool = False) -> FitOverNodes:
@@ -104,10 +113,7 @@ def test_a_node_takes_few_other_states(tmp_path: Path) -> None:
 
 
 def test_rounds_between_them_allow_no_more_final_states(tmp_path: Path) -> None:
-    around = machines(methods.fedsvi(regression), rows(), tmp_path)
-    for node in around.nodes.values():
-        node.policy.write_text(ALL)
-    fit = fit_nodes(methods.fedsvi(regression), around.agreement, around.ask, rounds=2)
+    around, fit = machines_and_fit(tmp_path, 2)
     answered = 0
     for k in range(1, 5):
         of = [under(fit, lambda v, a=k + j: v + a, ends=True) for j in (0.0, 0.25, 0.5)]
@@ -122,10 +128,7 @@ def test_rounds_between_them_allow_no_more_final_states(tmp_path: Path) -> None:
 
 def test_rounds_of_a_servers_choice_allow_no_more_questions(tmp_path: Path) -> None:
     """By a round under each unit vector, and predictions under it, a server would read the covariates."""
-    around = machines(methods.fedsvi(regression), rows(), tmp_path)
-    for node in around.nodes.values():
-        node.policy.write_text(ALL)
-    fit = fit_nodes(methods.fedsvi(regression), around.agreement, around.ask, rounds=1)
+    around, fit = machines_and_fit(tmp_path, 1)
     counts = []
     for k in range(1, 6):
         message = tree_map(lambda v, a=k: v + 0.1 * a, fit.message)
@@ -163,10 +166,7 @@ def test_a_fit_that_is_saved_and_loaded_asks_as_before(tmp_path: Path) -> None:
 
 
 def test_a_node_that_was_away_at_the_end_learns_of_it_by_a_question(tmp_path: Path) -> None:
-    around = machines(methods.fedsvi(regression), rows(), tmp_path)
-    for node in around.nodes.values():
-        node.policy.write_text(ALL)
-    fit = fit_nodes(methods.fedsvi(regression), around.agreement, around.ask, rounds=2)
+    fit = machines_and_fit(tmp_path, 2)[1]
     assert not fit.ended and not fit.local_summary(5).withheld
 
 

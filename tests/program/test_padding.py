@@ -396,6 +396,7 @@ BY_BATCHES: dict[str, Callable[[int | None], hierfl.Method]] = {
 def test_every_method_refuses_them_by_its_own_option(name: str, data: ClientData) -> None:
     with pytest.raises(ProgramError, match=r"^site 'y' depends on several rows"):
         fit(BY_BATCHES[name](2), data, rounds=1)
+    fit(BY_BATCHES[name](None), data, rounds=1)  # some look at a row: that is no mini-batch
 
 
 @pytest.mark.parametrize("size", [None, 2])
@@ -403,12 +404,6 @@ def test_halves_of_the_rows_refuse_them_too(size: int | None, data: ClientData) 
     method = methods.fedrecon(learned, head="none", batch_size=size)
     with pytest.raises(ProgramError, match=r"^site 'y' depends on several rows .* set split=False"):
         fit(method, data, rounds=1)
-
-
-@pytest.mark.parametrize("name", BY_BATCHES)
-def test_on_all_rows_every_method_takes_them(name: str, data: ClientData) -> None:
-    """Some of them look at a single row where they need none: that is no mini-batch."""
-    fit(BY_BATCHES[name](None), data, rounds=1)
 
 
 def test_a_program_that_cannot_be_compared_is_warned_of(data: ClientData) -> None:

@@ -175,6 +175,7 @@ def test_a_folder_of_another_fit_is_left_as_it_is(tmp_path: Path) -> None:
     assert bytes_of(tmp_path) == before
 
 
+@pytest.mark.filterwarnings("ignore:the rounds ended")
 def test_refusals() -> None:
     with pytest.raises(KeyError, match="client 'mars' is not in this fit, but"):
         binary().without("mars")
@@ -184,10 +185,6 @@ def test_refusals() -> None:
     one = fit(two_stage(slopes, draws=200), federation((5,)))
     with pytest.raises(ValueError, match="is the only one"):
         one.without(one.clients[0])
-
-
-@pytest.mark.filterwarnings("ignore:the rounds ended")
-def test_a_fit_that_is_not_done_is_refused() -> None:
     early = fit(two_stage(programs.binary, draws=200), people((5, 3, 7)), rounds=1)
     with pytest.raises(ValueError, match="two_stage is not done"):
         early.without("c1")
