@@ -2,6 +2,7 @@ from . import bregman as bregman
 from . import families as families
 from . import learned_priors as learned_priors
 from . import likelihood as likelihood
+from .bayesian_network import batch_norm_network as batch_norm_network
 from .bayesian_network import bayesian_network as bayesian_network
 from .bayesian_network import network as network
 from .bregman_network import bregman_network as bregman_network

@@ -175,3 +175,17 @@ def network(
     `bayesian_network(module, local="none")`, which documents the arguments and the errors.
     """
     return bayesian_network(module, likelihood=likelihood, x=x, y=y, local="none")
+
+
+def batch_norm_network(
+    module: nn.Module,
+    *,
+    likelihood: Likelihood | Callable[[Tensor], TorchDistributionMixin] | None = None,
+    x: str = "x",
+    y: str = "y",
+) -> Model:
+    """Build the network of `hierfl.methods.fedbn`, which keeps its batch normalization at each client.
+
+    It is `network(module)`; of layers nn.BatchNorm1d, 2d and 3d the statistics are the client's.
+    """
+    return network(module, likelihood=likelihood, x=x, y=y)
