@@ -25,7 +25,7 @@ def over_clients(one: Callable[..., Tree], at_once: bool, *trees: Tree, count: i
     """Apply a function of one client to trees of `count`, under `torch.vmap` (`at_once`) or in turn."""
     if at_once:
         index = torch.arange(count)  # vmap needs a tensor to map over; trees may have none
-        return torch.vmap(lambda _, *t: tree_map(_tensor, one(*t)))(index, *trees)
+        return torch.vmap(lambda _, *t: tree_map(torch.as_tensor, one(*t)))(index, *trees)
     trees_of = [one(*(tree_map(lambda v, i=i: v[i], t) for t in trees)) for i in range(count)]
     return tree_map(lambda *v: torch.stack(v), *trees_of)
 
@@ -40,10 +40,6 @@ def over_batch(
         return one(work, one_slot(slot, shared, batch))
 
     return over_clients(of_slot, at_once, work, slots, count=batch.num_clients)
-
-
-def _tensor(value: object) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.as_tensor(value)
 
 
 def slots_of(batch: ClientBatch) -> tuple[Tree, Tree]:

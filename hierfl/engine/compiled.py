@@ -39,21 +39,6 @@ class Graphs:
 
     made: dict[Signature, Graph | None] = field(default_factory=dict)
 
-    def run(
-        self, name: object, function: Callable[..., Tree], *trees: Tree, give: bool = False
-    ) -> Tree:
-        """Return `function(*trees)`, by its graph if it has one; `give` may overwrite trees[0]."""
-        if give:
-            loop = Loop(self, name, function, trees[0], *trees[1:])
-            loop.step()
-            return loop.value()
-        leaves, spec = tree_flatten(trees)
-        leaves = [leaf.contiguous() for leaf in leaves]
-        graph = self.graph(name, function, leaves, spec, 0)
-        if graph is None:
-            return function(*tree_unflatten(leaves, spec))
-        return tree_unflatten(graph.run(*leaves), graph.spec)
-
     def graph(
         self,
         name: object,

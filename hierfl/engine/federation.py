@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
 from operator import attrgetter
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from hierfl.core.arguments import expect_count, spelled
+from hierfl.core.arguments import expect, expect_count, spelled
 from hierfl.core.process import device_of, keep_memory
 from hierfl.core.trees import Tree
 from hierfl.data.batch import cut_ragged
@@ -32,13 +32,6 @@ ACCELERATOR_BYTES = 1 << 30  # the same on an accelerator, whose many cores need
 COUNT, TOGETHER = attrgetter("count"), attrgetter("together")
 Engine = Literal["vectorized", "sequential"]
 Disclose = Literal["summaries", "sums"]
-# field -> the values it may have
-WORDS: dict[str, tuple[object, ...]] = {
-    "engine": ("vectorized", "sequential"),
-    "compile": ("auto", True, False),
-    "on_client_error": ("raise", "skip"),
-    "disclose": ("summaries", "sums"),
-}
 
 
 @spelled
@@ -84,11 +77,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Refuse a value that a field cannot have."""
-        for name, words in WORDS.items():
-            value = getattr(self, name)
-            if value not in words:
-                *others, last = map(repr, words)
-                raise ValueError(f"{name} is {value!r}: it must be {', '.join(others)} or {last}")
+        expect(
+            engine=(self.engine, get_args(Engine)),
+            compile=(self.compile, ("auto", True, False)),
+            on_client_error=(self.on_client_error, ("raise", "skip")),
+            disclose=(self.disclose, get_args(Disclose)),
+        )
         if self.chunk is not None:
             expect_count(self.chunk, "chunk")
         expect_count(self.min_rows, "min_rows")

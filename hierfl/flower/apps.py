@@ -62,19 +62,15 @@ def apps(
     """Return the apps of one run.
 
     Args:
-        method: that is run; both apps are made by the same code. Or a model: then the method is
-            chosen as `hierfl.fit` chooses, from what the nodes agree on; `FitOverNodes.chosen`
-            names it. A chosen method that does not stop automatically runs for 200 rounds unless
-            `rounds` says otherwise; whether they suffice is not judged. With a `hierfl.formula`
-            without a schema, the nodes agree on one first.
+        method: that is run; both apps are made by the same code. Or a model, as in
+            `hierfl.nodes.fit`: `FitOverNodes.chosen` names the method that is chosen for it.
         data_for_node: a node's context -> the rows of its one client; of such a formula a frame.
         done: called with the fit at the server, at the end.
         nodes: how many nodes the run waits for before its first round.
         rounds: as in `hierfl.fit`.
         seed: determines all randomness.
         cohort: clients per round, as in `hierfl.fit`.
-        fewest: clients that a run and each of its rounds need; nodes that fail are left out, with a
-            warning, while so many remain.
+        fewest: as in `hierfl.nodes.over`.
         timeout: seconds that the server waits for nodes, and for their answers in a round.
         folder_for_node: a node's context -> the private folder of its client state. Default None:
             the folder that the node's configuration names as `folder`.

@@ -8,7 +8,7 @@ from hierfl.core.arguments import expect_count
 from hierfl.flower.at_server import FlowerServer
 from hierfl.flower.task import Address, ServerTask, served
 from hierfl.nodes.choosing import FitCall
-from hierfl.nodes.fit_over_nodes import FitOverNodes
+from hierfl.nodes.reached import Reached
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,17 +23,13 @@ class SuperLink:
     server: FlowerServer
     task: ServerTask
 
-    def fit_over(self, call: FitCall) -> FitOverNodes:
-        """Fit over the nodes of the SuperLink; `hierfl.nodes.fit` calls it."""
-        return self.server.reached(send_recipe=True).fit_over(call)
+    def reached(self, call: FitCall) -> Reached:
+        """Return the nodes of the SuperLink, once enough of them are connected."""
+        return self.server.reached(send_recipe=True)
 
     def ask_about_rows(self, formula: Any, *question: Any) -> Any:
         """Ask the nodes about their rows; `hierfl.describe` and `hierfl.kaplan_meier` call it."""
         return self.server.reached().ask_about_rows(formula, *question)
-
-    def asking(self, call: FitCall, clients: Any) -> Any:
-        """Return how nodes are asked after a run; `hierfl.nodes.load` calls it."""
-        return self.server.reached().asking(call, clients)
 
     def close(self) -> None:
         """End the run at the SuperLink: nodes cannot be asked then. A second call does nothing."""
@@ -74,8 +70,7 @@ def superlink(
             SuperLink's, PEM. Default None: the system's authorities.
         secret: the SuperLink's `--superexec-auth-secret-file`. Default None: it has none.
         insecure: plain HTTP, to a SuperLink on this machine that was started with `--insecure`.
-        fewest: clients that a run and each of its rounds need; nodes that fail are left out, with a
-            warning, while so many remain.
+        fewest: as in `hierfl.nodes.over`.
         timeout: seconds that a fit waits for nodes, and for their answers in a round.
 
     Returns:

@@ -161,7 +161,8 @@ def _read(fit: Any, answer: Answer, kind: AfterKind, rows: int) -> tuple[Tree, F
     check_numbers(tree)
     if not nbytes(tree):
         raise Refused("its answer is empty")
-    check_answer(kind, tree, rows)
+    for why in CHECKS[kind](tree, rows) if kind in CHECKS else ():
+        raise Refused(why)
     return tree, read_typed(Few, about.get("few"), "list of groups")
 
 
@@ -215,12 +216,6 @@ REACH = (19.0**0.5, 1.0, 19.0**0.5)
 NEAR = 1e-3  # of an sd, and of single precision
 
 
-def check_answer(kind: str, tree: Tree, rows: int) -> None:
-    """Refuse an answer about a client that its draws, or predictions of so many rows, cannot give."""
-    for why in CHECKS[kind](tree, rows) if kind in CHECKS else ():
-        raise Refused(why)
-
-
 def _summaries(sites: Mapping[str, Mapping[str, Tensor]], rows: int) -> Iterator[str]:
     for site, of in sites.items():
         if {*of} != {"mean", "sd", "quantiles"}:
@@ -252,6 +247,7 @@ def _scores(scores: Mapping[str, Tensor], rows: int) -> Iterator[str]:
             yield f"its {name} is none that predictions have"
 
 
+# yield why a client's draws, or predictions of so many rows, cannot give an answer
 CHECKS: Mapping[str, Callable[[Any, int], Iterator[str]]]
 CHECKS = {"summaries": _summaries, "predictions": _predictions, "scores": _scores}
 

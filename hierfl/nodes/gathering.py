@@ -78,13 +78,13 @@ def fit(
         Forbidden: no node's policy allows the run (`in_process`).
         TooFewNodes: of a round, or before the first one.
     """
-    if not callable(getattr(nodes, "fit_over", None)):
+    if not callable(getattr(nodes, "reached", None)):
         raise TypeError(
             f"nodes is a {type(nodes).__name__}: make it with hierfl.flower.superlink(...), or "
             "with hierfl.nodes.in_process(...) to try it here"
         )
     call = FitCall(model, rounds, seed, cohort, disclose, checkpoint, resume)
-    fitted: FitOverNodes = nodes.fit_over(call)
+    fitted: FitOverNodes = nodes.reached(call).fit_over(call)
     return fitted
 
 

@@ -74,7 +74,8 @@ def updated(fit: Fitted, nodes: Any, *, folder: str | Path | None = None) -> Fit
     _check_held(folder, fit)
     of_frames = fit.chosen is not None and isinstance(fit.method.model, Formula)
     model: Any = fit.method.model if of_frames else fit.method
-    made = nodes.fit_over(FitCall(model, seed=fit.federation.seed, joins=fit))
+    call = FitCall(model, seed=fit.federation.seed, joins=fit)
+    made = nodes.reached(call).fit_over(call)
     if folder is not None:
         _rewrite(Path(folder), fit, made)
     return made

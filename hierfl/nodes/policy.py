@@ -162,7 +162,10 @@ def policy_at(
         private_folder(root)
         write_private(seen, str(path).encode())
     try:
-        policy = policy_of(tomllib.loads(content.decode()))
+        values = tomllib.loads(content.decode())
+        for key in values:
+            check_known("there is no key", key, KEYS)
+        policy = Policy(**values)
         for name in sorted((policy.methods or frozenset()) - {getattr(own, "name", None)}):
             check_known("methods holds", re.split(r"[+ ]", name)[0], names())  # wrappers follow
         for name in sorted(policy.transforms or ()):
@@ -202,13 +205,6 @@ def looks_like_a_policy(name: str, there: bool) -> bool:
     near = difflib.SequenceMatcher(None, plain, FILE).ratio() > 0.75
     near |= "policy" in plain and (".toml" in plain or plain.partition(".")[0] == "policy")
     return near and (not there or plain.endswith((".toml", ".txt")))
-
-
-def policy_of(values: Mapping[str, Any]) -> Policy:
-    """Return the policy of some keys and values; refuse unknown ones."""
-    for key in values:
-        check_known("there is no key", key, KEYS)
-    return Policy(**values)
 
 
 def _listed(values: Collection[str]) -> str:

@@ -56,8 +56,12 @@ class Reached:
     forget: Callable[[Any], None] = lambda node: None
     send_end: bool = True
 
+    def reached(self, call: FitCall) -> Reached:
+        """Return the nodes of a call, as every transport does: these."""
+        return self
+
     def fit_over(self, call: FitCall) -> FitOverNodes:
-        """Fit over the nodes; `hierfl.nodes.fit` calls it."""
+        """Fit over the nodes."""
         nodes, schema, absent, told = list(self.nodes), b"", dict[Any, str](), dict[Any, Any]()
         if call.lacks_schema:
             call, absent, told = self._with_schema(call)
@@ -100,8 +104,8 @@ class Reached:
         check_enough(by_client, left_out, self.fewest, "describe their rows")
         return by_client, {str(node): why for node, why in left_out.items()}
 
-    def asking(self, call: FitCall, clients: Iterable[str]) -> Ask:
-        """Return how the nodes of some clients are asked after a run; `hierfl.nodes.load` calls it."""
+    def asking(self, clients: Iterable[str]) -> Ask:
+        """Return how the nodes of some clients are asked after a run."""
         introduced, _ = self._introductions(self.nodes, b"", {})
         names = set(clients)
         ids = {of.client: node for node, of in introduced.items() if of.client in names}
@@ -289,7 +293,7 @@ def load(
     ask: Ask = _nobody
     if nodes is not None:
         asked: Any = fit.method if fit.chosen is None else fit.method.model
-        ask = nodes.asking(FitCall(asked), fit.clients)
+        ask = nodes.reached(FitCall(asked)).asking(fit.clients)
     run = names["run"], ask, names["joined"]
     return FitOverNodes(fit.method, fit.federation, fit.progress, fit.rounds, *run)
 

@@ -14,7 +14,6 @@ from hierfl.core.arguments import spelled
 from hierfl.data.clients import ClientData
 from hierfl.nodes.choosing import FitCall
 from hierfl.nodes.client_state import forget
-from hierfl.nodes.fit_over_nodes import FitOverNodes
 from hierfl.nodes.messages import Answer, NodeFailed
 from hierfl.nodes.policy import FILE, looks_like_a_policy
 from hierfl.nodes.reached import Reached, check_fewest
@@ -33,19 +32,11 @@ class InProcess:
     folders: Mapping[str, Path]
     fewest: int
 
-    def fit_over(self, call: FitCall) -> FitOverNodes:
-        """Fit over the nodes; `hierfl.nodes.fit` calls it."""
-        return self._reached(call).fit_over(call)
-
     def ask_about_rows(self, formula: Any, *question: Any) -> Any:
         """Ask the nodes about their rows; `hierfl.describe` and `hierfl.kaplan_meier` call it."""
-        return self._reached(FitCall(formula)).ask_about_rows(formula, *question)
+        return self.reached(FitCall(formula)).ask_about_rows(formula, *question)
 
-    def asking(self, call: FitCall, clients: Any) -> Any:
-        """Return how nodes are asked after a run; `hierfl.nodes.load` calls it."""
-        return self._reached(call).asking(call, clients)
-
-    def _reached(self, call: FitCall) -> Reached:
+    def reached(self, call: FitCall) -> Reached:
         """Return the nodes of a call, as any transport reaches them."""
         frames = not isinstance(next(iter(self.parts.values())), ClientData)
         if frames and not hasattr(call.method, "has_schema"):
@@ -85,8 +76,7 @@ def in_process(
         folder: each node has a private folder in it, named after its client (signs that file
             systems forbid as %2F, letters composed or not), where it keeps the client state, its
             log and its answers, and reads `policy.toml`.
-        fewest: clients that a run and each of its rounds need; nodes that fail are left out, with a
-            warning, while so many remain.
+        fewest: as in `hierfl.nodes.over`.
 
     Raises:
         ValueError: `fewest` is below 1, or above the number of clients; or a policy lies where no node

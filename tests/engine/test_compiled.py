@@ -19,6 +19,7 @@ from hierfl.engine import compiled as graph
 from hierfl.engine import graph_rewrites as passes
 from hierfl.engine import worth_compiling as worth
 from hierfl.engine.federation import federate
+from tests.engine.stepped import stepped
 
 
 def rows(seed: int = 0) -> hierfl.ClientData:
@@ -111,8 +112,8 @@ def test_a_tensor_that_comes_in_twice_is_two_inputs() -> None:
     """make_fx silently takes it for one input; a working state may start as the message itself."""
     a, b = torch.ones(3), 2.0 * torch.ones(3)
     graphs = graph.Graphs()
-    assert graphs.run("sum", lambda u, v: u + 10.0 * v, a, a).tolist() == [11.0] * 3
-    assert graphs.run("sum", lambda u, v: u + 10.0 * v, a, b).tolist() == [21.0] * 3
+    assert stepped(graphs, lambda u, v: u + 10.0 * v, a, a).tolist() == [11.0] * 3
+    assert stepped(graphs, lambda u, v: u + 10.0 * v, a, b).tolist() == [21.0] * 3
     assert len(graphs.made) == 1
 
 
@@ -122,8 +123,8 @@ def test_what_cannot_be_traced_runs_eagerly_with_one_warning() -> None:
 
     graphs = graph.Graphs()
     with pytest.warns(UserWarning, match="runs eagerly"):
-        assert graphs.run("step", step, torch.ones(2)).tolist() == [2.0, 2.0]
-    assert graphs.run("step", step, -torch.ones(2)).tolist() == [-2.0, -2.0]
+        assert stepped(graphs, step, torch.ones(2)).tolist() == [2.0, 2.0]
+    assert stepped(graphs, step, -torch.ones(2)).tolist() == [-2.0, -2.0]
 
 
 def gradient_step(w: Tensor, x: Tensor, g: Tensor) -> Tensor:
@@ -228,9 +229,9 @@ def test_auto_compiles_a_long_run_only() -> None:
 def test_a_graph_made_before_is_read_from_disk() -> None:
     counted = torch._dynamo.utils.counters["aot_autograd"]
     inputs = torch.randn(3, 5, 7), torch.randn(3, 4, 7), torch.randn(3, 4, 5)
-    graph.Graphs().run("step", gradient_step, *inputs)
+    stepped(graph.Graphs(), gradient_step, *inputs)
     before = counted["autograd_cache_hit"]
-    graph.Graphs().run("step", gradient_step, *inputs)
+    stepped(graph.Graphs(), gradient_step, *inputs)
     assert counted["autograd_cache_hit"] == before + 1
 
 
@@ -246,26 +247,24 @@ def test_all_products_of_a_gradient_are_added_in_place() -> None:
     passes.rewrite(traced, 1)
     assert called(traced, passes.add_product) == 2
     assert called(traced, torch.ops.aten.bmm.default) == 0
-    moved = graph.Graphs().run("step", on_two_halves, *inputs, give=True)
+    moved = stepped(graph.Graphs(), on_two_halves, *inputs)
     torch.testing.assert_close(moved, wanted)
     assert moved.data_ptr() == inputs[0].data_ptr()
 
 
 def test_only_given_tensors_are_overwritten() -> None:
     w, x, g = torch.randn(3, 5, 7), torch.randn(3, 4, 7), torch.randn(3, 4, 5)
-    wanted, kept = gradient_step(w, x, g), w.clone()
-    graphs = graph.Graphs()
-    torch.testing.assert_close(graphs.run("step", gradient_step, w, x, g), wanted)
-    assert torch.equal(w, kept), "it may not be overwritten"
-    moved = graphs.run("step", gradient_step, w, x, g, give=True)
+    wanted, kept = gradient_step(w, x, g), (x.clone(), g.clone())
+    moved = stepped(graph.Graphs(), gradient_step, w, x, g)
     torch.testing.assert_close(moved, wanted)
     assert moved.data_ptr() == w.data_ptr()
+    assert torch.equal(x, kept[0]) and torch.equal(g, kept[1]), "they may not be overwritten"
 
 
 def test_a_given_tensor_that_another_input_shares_is_copied_first() -> None:
     w, g = torch.randn(3, 4, 7), torch.randn(3, 4, 4)
     kept, wanted = w.clone(), gradient_step(w, w, g)
-    moved = graph.Graphs().run("step", gradient_step, w, w, g, give=True)
+    moved = stepped(graph.Graphs(), gradient_step, w, w, g)
     torch.testing.assert_close(moved, wanted)
     assert torch.equal(w, kept)
 
@@ -308,7 +307,7 @@ def test_a_weight_is_overwritten_after_all_have_read_it() -> None:
     x, y = torch.randn(5, 2, 2), torch.randn(5, 2, 1)
     wanted = of_two_layers(layers, x, y)
     given = {name: w.clone() for name, w in layers.items()}
-    found = graph.Graphs().run("step", of_two_layers, given, x, y, give=True)
+    found = stepped(graph.Graphs(), of_two_layers, given, x, y)
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value)
 
@@ -318,6 +317,6 @@ def test_steps_in_place_keep_the_numbers(step: Any) -> None:
     trees = torch.randn(2, 3, 4), torch.randn(2, 3, 5), torch.randn(2, 5, 4)
     wanted = step(*trees)
     pair = trees[0].clone(), trees[1].clone()
-    found = graph.Graphs().run("step", lambda wa, b: step(*wa, b), pair, trees[2], give=True)
+    found = stepped(graph.Graphs(), lambda wa, b: step(*wa, b), pair, trees[2])
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b)

@@ -22,6 +22,7 @@ from hierfl.engine.compiled import Graphs
 from hierfl.engine.federation import federate
 from hierfl.engine.processes import WorkerDied, crew, receive, send
 from hierfl.engine.rounds import begin, rounds
+from tests.engine.stepped import stepped
 
 
 def pids(item: int) -> tuple[int, int, int]:
@@ -117,7 +118,7 @@ def test_a_copy_compiles_what_is_new(
     graphs = Graphs()
 
     def task(size: int) -> tuple[torch.Tensor, list[bool]]:
-        answer: torch.Tensor = graphs.run("exp", torch.exp, torch.arange(float(size)))
+        answer: torch.Tensor = stepped(graphs, torch.exp, torch.arange(float(size)))
         return answer, [made is not None for made in graphs.made.values()]
 
     signal.alarm(900)  # compiling on threads that were not copied would wait for ever

@@ -133,7 +133,7 @@ FITS: dict[str, tuple[Callable[[ClientData], Any], str]] = {
     "share of nothing": (asked(cohort=0.0), r"cohort is 0\.0: a share"),
     "unknown engine": (
         asked(engine="ray"),
-        "engine is 'ray': it must be 'vectorized' or 'sequential'",
+        "engine is 'ray': it must be one of 'vectorized', 'sequential'",
     ),
     "no chunk": (asked(chunk=0), "chunk is 0: it must be 1 or more"),
     "no rounds": (asked(rounds=0), r"rounds is 0: it must be in \[1, inf\)"),

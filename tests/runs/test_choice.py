@@ -188,7 +188,9 @@ def test_disclose_refuses_summaries_and_names_another_method() -> None:
         assert method.discloses == "sums"
     assert fit(bfi, data, disclose="sums").progress.round == 1
     any_word: Any = "nothing"
-    with pytest.raises(ValueError, match="disclose is 'nothing': it must be 'summaries' or 'sums'"):
+    with pytest.raises(
+        ValueError, match="disclose is 'nothing': it must be one of 'summaries', 'sums'"
+    ):
         hierfl.fit(bfi, data, settings=hierfl.Settings(disclose=any_word))
 
 
