@@ -173,7 +173,7 @@ def _recorded(function: Function, x: Tensor, *inputs: Tensor) -> _Script:
         calls = count()
 
         def run(*tensors: Tensor) -> Any:
-            with torch.jit.optimized_execution(next(calls) >= FEW):
+            with torch.jit.optimized_execution(next(calls) >= FEW):  # type: ignore[attr-defined]
                 return script(*tensors)
 
         away = x + AWAY

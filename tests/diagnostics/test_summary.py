@@ -323,5 +323,7 @@ def test_checks_name_entries_as_the_table_does() -> None:
     own = fitted.federation.server.weighted(fitted.progress.server)
     table = fitted.summary().frame.query("client == ''")
     names = [f"'{row.site}{row.entry and f'[{row.entry}]'}'" for row in table.itertuples()]
-    assert entries_of_draws(fitted, own).names == tuple(names)
+    assert own is not None
+    entries = entries_of_draws(fitted, own)
+    assert entries is not None and entries.names == tuple(names)
     assert any("[age]" in name for name in names)

@@ -316,9 +316,8 @@ def test_factors_that_outgrow_their_digits_are_left() -> None:
     """Those of censored pairs of eyes did, and a density of 1e67 looked like the heaviest mode."""
     some, line = torch.tensor([2.0, 1e80, 3.0]), torch.tensor([1.0, 1.0, torch.inf])
     factor = Factor(some[:, None, None], some[:, None], torch.zeros(3))
-    growth = Growth(
-        line[:, None], *[torch.ones(3, 1, *size) for size in ((), (1,), (1,))], torch.ones(3, 1)
-    )
+    one, square = torch.ones(3, 1), torch.ones(3, 1, 1)
+    growth = Growth(line[:, None], one, square, square, one)
     kept, moves = _plausible(factor, growth)
     assert kept.precision.flatten().tolist() == [2.0, 0.0, 0.0]
     assert moves.center.flatten().tolist() == [1.0, 0.0, 0.0]
@@ -403,8 +402,10 @@ def test_modes_at_which_clients_differ_are_visited() -> None:
     g, client = np.random.default_rng(81), np.repeat(np.arange(7), 15)
     t, a = np.tile(np.arange(15.0), 7), g.normal(size=(7, 2))[client]
     y = a[:, 0] * np.sin(2.1 * t) + a[:, 1] * np.cos(2.1 * t) + 0.8 * g.normal(size=105)
-    rows = {"t": torch.tensor(t), "y": torch.tensor(y)}
-    fit = hierfl.fit(tides, ClientData.from_arrays(client, names=list("abcdefg"), **rows), seed=0)
+    data = ClientData.from_arrays(
+        client, names=list("abcdefg"), t=torch.tensor(t), y=torch.tensor(y)
+    )
+    fit = hierfl.fit(tides, data, seed=0)
     w = fit.get_samples(draws=2000)["w"]
     assert abs(float(w.mean()) - np.pi) < 0.2
     assert abs(float(w.std()) - (np.pi - 2.1)) < 0.05
@@ -464,7 +465,11 @@ def test_a_mode_is_the_normal_distribution_that_its_curvature_tells() -> None:
             precision = torch.linalg.inv(
                 (mode.at(torch.eye(5)) - mode.loc).mT @ (mode.at(torch.eye(5)) - mode.loc)
             )
-            again = normal_about(lambda z, m=mode, p=precision: (m.loc - z) @ p, mode.loc, 2, 2)
+
+            def slopes(z: Tensor, loc: Tensor = mode.loc, precision: Tensor = precision) -> Tensor:
+                return (loc - z) @ precision
+
+            again = normal_about(slopes, mode.loc, 2, 2)
             torch.testing.assert_close(mode.back(mode.at(x)), x)
             torch.testing.assert_close(again.at(x), mode.at(x), rtol=1e-5, atol=1e-5)
 
