@@ -76,6 +76,8 @@ def _name_of(sides: Sides, imputed: Collection[Expression]) -> tuple[str, bool]:
     fix = "is not a formula of a parameter: write 'sigma ~ x', or leave it out"
     if column in imputed:
         fix = f"imputes '{column}': write '{column} | mi() ~ {sides.right}'"
+        if target is not column:
+            fix += "; a known error of measurement needs a Pyro program (docs/recipes.md)"
     raise Misplaced(sides, f"'{sides.text}' {fix}")
 
 
