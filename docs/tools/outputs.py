@@ -170,10 +170,12 @@ def ran(codes: list[str], page: str) -> list[Output]:
     """Run blocks one after another, as they stand but not compiled, and return what each printed and drew."""
     import matplotlib
     import pandas as pd
+    import torch
 
     import hierfl
 
     signal.alarm(MOST_SECONDS)
+    torch.manual_seed(0)  # by which torch.nn initializes weights
     matplotlib.use("agg")
     pd.set_option("display.width", 100)
     warnings.simplefilter("ignore")
