@@ -75,14 +75,14 @@ method = methods.fedsvi(
     optimizer=optimizers.Adam(0.01),
     local_optimizer=optimizers.Adam(0.05),
 )
-fit = hierfl.fit(method, data, rounds=150, seed=0, progress=False)
+fit = hierfl.fit(method, data, rounds=120, seed=0, progress=False)
 
 # %% [markdown]
 # With all pictures in one place, the same steps come to the same ELBO (here in nats per picture). The styles are in the order of the shops'
 # light; those of dark shops are shrunk, because a code can make clothes dark too.
 
 # %%
-pooled = hierfl.fit_pooled(method, data, rounds=150, seed=0)
+pooled = hierfl.fit_pooled(method, data, rounds=120, seed=0)
 for name, one in {"federated": fit, "pooled": pooled}.items():
     print(name, round(one.history["elbo"].tail(20).mean() / len(x), 1))
 own = fit.draws(200).own["style"].flatten(1)
