@@ -83,12 +83,12 @@ def run(made_: Apps, grid: Any) -> None:
     made_.server(grid, next(iter(grid.contexts.values())))
 
 
-@pytest.mark.parametrize("anew", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_run_on_flower_is_a_run_here(anew: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("renew", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_run_on_flower_is_a_run_here(renew: bool, tmp_path: Path) -> None:
     """Also in a new process at each message, Flower's default: what a node has agreed on is in its folder."""
     done: list[FitOverNodes] = []
     pair = made(done)
-    client = (lambda message, context: made([]).client(message, context)) if anew else pair.client
+    client = (lambda message, context: made([]).client(message, context)) if renew else pair.client
     run(pair, Grid(client, tmp_path))
     here = fit(method(), rows(), rounds=3)
     assert_close(done[0].progress.server, here.progress.server, 1e-12)
