@@ -182,7 +182,7 @@ def program(text: str) -> Any:
         sigmoid=jax.nn.sigmoid,
         softmax=jax.nn.softmax,
     )
-    families = SimpleNamespace(**vars(FAMILIES), Weibull=weibull, Censored=censored)
+    families = SimpleNamespace(**vars(FAMILIES), Weibull=dist.Weibull, Censored=censored)
     named = {name: getattr(dist, name) for name in dir(dist) if name[0].isupper()}
     replaced = {"MultivariateNormal": correlated, "Categorical": categorical}
     priors = SimpleNamespace(**{**named, **replaced})
@@ -208,30 +208,27 @@ def methods_as_functions(body: str) -> str:
     return body.replace(f"{padded}.softmax(-1)", f"torch.softmax({padded})")
 
 
-def weibull(scale: Any, shape: Any) -> Any:
-    """Return what `censored` needs of a Weibull distribution."""
-    return scale, shape
-
-
 def censored(base: Any, cens: Any) -> Any:
-    """Return Weibull times, of which some are right-censored: log f(t) or log S(t)."""
+    """Return Weibull or log-normal times, of which some are right-censored: log f(t) or log S(t)."""
     import numpyro.distributions as dist
     from jax import numpy as jnp
+    from jax.scipy.special import log_ndtr
 
-    scale, shape = base
+    def log_survival(value: Any) -> Any:
+        if isinstance(base, dist.Weibull):
+            return -((value / base.scale) ** base.concentration)
+        return log_ndtr((base.loc - jnp.log(value)) / base.scale)
 
     class Times(dist.Distribution):  # type: ignore[misc]
-        """Weibull times; log densities alone."""
+        """Times; log densities alone."""
 
         support = dist.constraints.positive
 
         def log_prob(self, value: Any) -> Any:
             """Return log f of observed times, log S of censored ones."""
-            hazard = (value / scale) ** shape
-            density = jnp.log(shape / scale) + (shape - 1) * jnp.log(value / scale)
-            return jnp.where(cens == 1, 0.0, density) - hazard
+            return jnp.where(cens == 1, log_survival(value), base.log_prob(value))
 
-    return Times(batch_shape=jnp.broadcast_shapes(jnp.shape(scale), jnp.shape(cens)))
+    return Times(batch_shape=jnp.broadcast_shapes(base.batch_shape, jnp.shape(cens)))
 
 
 if __name__ == "__main__":

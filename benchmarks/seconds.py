@@ -5,9 +5,9 @@ NUTS as a user would run it, two chains of 500 + 1,000 steps. Seconds are CPU se
 first calls included; bytecode is there, and what the benchmark itself imports does not count.
 `HIERFL_NUMPYRO` names a Python with NumPyro, `HIERFL_DATA` the folder of the data that do not ship.
 `counties` is simulated: 386 clients, 12,573 rows, an intercept and a slope each, without NUTS.
-`--hard` makes another table, of the problems of `benchmarks.hard_problems`: of all numbers of all
-sites, the mean furthest from NUTS's, in its sds, and the ratio of sds furthest from 1, by the answers
-that `benchmarks.zoo` keeps.
+`--hard` makes another table, of the problems of `benchmarks.hard_problems`, with NUTS after each fit
+where no seconds are asked: of all numbers of all sites, the mean furthest from NUTS's, in its sds, and
+the ratio of sds furthest from 1, by the answers that `benchmarks.zoo` keeps where it has the problem.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -34,7 +34,8 @@ from benchmarks.hard_problems import HARD
 from benchmarks.pooled_nuts import ROOT, USER, has_numpyro, in_own_process, python
 from benchmarks.rounds import best_of
 from benchmarks.rounds_models import ALL
-from benchmarks.zoo.__main__ import apart, kept_answers, moments_of
+from benchmarks.textbook_problems import ZOO
+from benchmarks.zoo.__main__ import apart, kept_answers, moments_of, sampled
 from benchmarks.zoo.reading import program_of
 
 # CPU seconds asked of each problem
@@ -102,37 +103,53 @@ def hard(name: str) -> dict[str, Any]:
         "draws": time.process_time() - summarized,
         "memory": (peak - before) / 2**20,
         "verdict": summary.verdict.partition(".")[0],
-        "apart": _apart(name, fit),
+        "sites": moments_of(fit, logs(name)),
     }
 
 
-def _apart(name: str, fit: hierfl.Fit) -> str:
-    """Return how far a fit is from NUTS's kept answer, as two cells of the table."""
-    answer = HARD[name].answer
-    if answer not in (kept := kept_answers()):
-        return " | "
-    worst = apart(moments_of(fit, getattr(program_of(answer), "LOGS", ())), kept[answer]["sites"])
-    return f"{worst.mean:.2f} ({worst.mean_site}) | {worst.ratio:.2f} ({worst.ratio_site})"
+def logs(name: str) -> Sequence[str]:
+    """Return the sites of a hard problem that have no variance, and are compared by their logs."""
+    return getattr(program_of(name), "LOGS", ()) if name in ZOO else ()
 
 
 def print_hard(names: Sequence[str]) -> None:
-    """Print the table of hard problems; imports are not counted."""
+    """Print the table of hard problems, with NUTS after each fit where it says what is asked."""
     print(
-        "| problem | rounds | k-hat | fit, CPU s | asked | summary() | asked | posterior(1000) | asked "
-        "| GB | worst mean, sd | worst sd ratio | verdict |"
+        "| problem | rounds | k-hat | fit, CPU s | asked, or NUTS | summary() | asked | posterior(1000) "
+        "| asked | GB | worst mean, sd | worst sd ratio | verdict |"
     )
     print("|---|" + "---:|" * 9 + "---|---|---|")
     for name in names or HARD:
-        v, asked = (
-            json.loads(run_alone("-m", "benchmarks.seconds", "--hard", "--one", name)),
-            HARD[name],
-        )
+        v = json.loads(run_alone("-m", "benchmarks.seconds", "--hard", "--one", name))
+        asked, bound, away = HARD[name], f"{HARD[name].fit}", " | "
+        if asked.fit is None:
+            nuts = hard_by_nuts(name)
+            bound = f"NUTS {nuts.seconds:.1f}, R-hat {nuts.r_hat:.2f}"
+            worst = apart(v["sites"], kept_answers().get(name, {}).get("sites", nuts.sites))
+            away = f"{worst.mean:.2f} ({worst.mean_site}) | {worst.ratio:.2f} ({worst.ratio_site})"
         print(
-            f"| {name} | {v['rounds']} | {v['k_hat']:.2f} | {v['fit']:.1f} | {asked.fit:.1f} "
+            f"| {name} | {v['rounds']} | {v['k_hat']:.2f} | {v['fit']:.1f} | {bound} "
             f"| {v['summary']:.1f} | {asked.summary:.1f} | {v['draws']:.1f} | {asked.draws:.1f} "
-            f"| {v['memory']:.2f} | {v['apart']} | {v['verdict']} |",
+            f"| {v['memory']:.2f} | {away} | {v['verdict']} |",
             flush=True,
         )
+
+
+class ByNuts(NamedTuple):
+    """NUTS's CPU seconds, compiling included, the worst R-hat, and mean and sd of each site's numbers."""
+
+    seconds: float
+    r_hat: float
+    sites: dict[str, dict[str, Any]]
+
+
+def hard_by_nuts(name: str) -> ByNuts:
+    """Sample a hard problem by NUTS in a process of its own."""
+    if name not in ZOO:
+        formula, frame = HARD[name].problem()
+        return by_nuts_of_formula(formula.on(frame), frame)
+    answer = sampled(name, *USER)
+    return ByNuts(answer["seconds"], answer["r_hat"], answer["sites"])
 
 
 def run_alone(*command: str) -> str:
@@ -149,22 +166,36 @@ def by_nuts(name: str) -> float | None:
     """Return the CPU seconds of NUTS in a process of its own, or None where it has no program."""
     if name == "counties":
         return None
+    if name not in ALL:
+        return by_nuts_of_formula(*given(name)).seconds
     with tempfile.TemporaryDirectory() as folder:
         began = of_children()
-        if name in ALL:
-            in_own_process(ALL[name], Path(folder), *USER)
-        else:
-            made, frame = given(name)
-            files = [Path(folder) / of for of in ("program.py", "rows.npz", "out.npz")]
-            batch = hierfl.full_batch(made.data(frame))
-            files[0].write_text(made.program())
-            rows: dict[str, Any] = {
-                n: v.numpy() for n, v in {**batch.fields, **batch.client_fields}.items()
-            }
-            np.savez(files[1], present=batch.mask().numpy(), **rows)
-            call = [python(), "-m", "benchmarks.formula_sampler", *map(str, files)]
-            subprocess.run([*call, *USER], cwd=ROOT, check=True, capture_output=True)
+        in_own_process(ALL[name], Path(folder), *USER)
         return of_children() - began
+
+
+def by_nuts_of_formula(formula: Any, frame: Any) -> ByNuts:
+    """Sample a formula's printed program by NUTS in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / of for of in ("program.py", "rows.npz", "out.npz")]
+        batch = hierfl.full_batch(formula.data(frame))
+        files[0].write_text(formula.program())
+        rows: dict[str, Any] = {
+            n: v.numpy() for n, v in {**batch.fields, **batch.client_fields}.items()
+        }
+        np.savez(files[1], present=batch.mask().numpy(), **rows)
+        call = [python(), "-m", "benchmarks.formula_sampler", *map(str, files)]
+        began = of_children()
+        subprocess.run([*call, *USER], cwd=ROOT, check=True, capture_output=True)
+        seconds = of_children() - began
+        with np.load(files[2]) as archive:
+            numbers = dict(archive)
+    sites: dict[str, dict[str, Any]] = {}
+    for key, values in numbers.items():
+        site, _, moment = key.partition("/")
+        if moment in ("mean", "sd"):
+            sites.setdefault(site, {})[moment] = values.ravel().tolist()
+    return ByNuts(seconds, float(numbers["r_hat"]), sites)
 
 
 def of_children() -> float:

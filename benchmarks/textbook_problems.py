@@ -12,29 +12,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyro
-import pyro.distributions as dist
-import torch
 
 import hierfl
 from benchmarks.zoo.reading import data_of, program_of
-from hierfl import ClientBatch, ClientData
+from hierfl import ClientData
 
-ZOO = ("lsat", "equiv", "bones", "oxford", "seeds", "baseball")
+ZOO = (
+    *("lsat", "equiv", "bones", "oxford", "seeds", "baseball"),
+    *("slopes", "slopes_t", "hidden_units", "lynx"),
+)
 THRESHOLDS = (-1.9, -1.2, -0.7, 0.2, 0.9, 1.8)  # of trolley's seven answers
-
-
-def named(count: int, prefix: str = "c") -> list[str]:
-    """Return names of clients."""
-    return [f"{prefix}{i:04d}" for i in range(count)]
-
-
-def of_rows(names: list[str], rows: int, **fields: Any) -> ClientData:
-    """Return data of clients with so many rows each."""
-    columns: dict[str, Any] = {
-        n: torch.as_tensor(np.asarray(v), dtype=torch.float32) for n, v in fields.items()
-    }
-    return ClientData.from_arrays([name for name in names for _ in range(rows)], **columns)
 
 
 def of_zoo(name: str) -> tuple[Any, ClientData]:
@@ -85,29 +72,6 @@ def curves(patients: int = 80, visits: int = 8) -> tuple[Any, pd.DataFrame]:
     return hierfl.formula("marker ~ gp(day) + (1 | patient)", "gamma", clients="patient"), frame
 
 
-def horseshoe(student: bool, clients: int = 12, rows: int = 40, columns: int = 8) -> Any:
-    """Return slopes with a horseshoe, Gaussian rows, and a shift of each client."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((clients * rows, columns))
-    shift = np.repeat(0.5 * rng.standard_normal(clients), rows)
-    y = x[:, :2] @ [1.0, -0.6] + shift + rng.standard_normal(len(x))
-
-    def model(batch: ClientBatch) -> None:
-        tau = pyro.sample("tau", dist.HalfCauchy(0.1))[..., None]
-        own = pyro.sample("own", dist.HalfCauchy(torch.ones(columns)).to_event(1))
-        slope = pyro.sample("slope", dist.Normal(0.0, tau * own).to_event(1))
-        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
-        spread, noise = (pyro.sample(n, dist.HalfNormal(1.0)) for n in ("spread", "noise"))
-        with batch.clients():
-            own_prior = dist.StudentT(4.0, mu, spread) if student else dist.Normal(mu, spread)
-            own_shift = pyro.sample("shift", own_prior)
-            with batch.data():
-                loc = own_shift + (batch.x * slope[..., None, :]).sum(-1)
-                pyro.sample("y", dist.Normal(loc, noise), obs=batch.y)
-
-    return model, of_rows(named(clients), rows, x=x, y=y)
-
-
 def nations(count: int = 20, rows: int = 15) -> tuple[Any, pd.DataFrame]:
     """Return rows of nations in a ring whose field is all that differs: `car()` alone."""
     rng = np.random.default_rng(0)
@@ -127,6 +91,4 @@ TEXTBOOK: dict[str, Callable[[], tuple[Any, Any]]] = {
     **{name: partial(of_zoo, name) for name in ZOO},
     **{"trolley": trolley, "guimmun": immunized, "gp_80": curves},
     "car_alone": nations,
-    "horseshoe": partial(horseshoe, False),
-    "horseshoe_t": partial(horseshoe, True),
 }

@@ -100,8 +100,16 @@ def moments_of(fit: hierfl.Fit, logs: Sequence[str]) -> dict[str, dict[str, list
     return sites
 
 
-def sampled(name: str) -> dict[str, Any]:
-    """Sample a program by NUTS in a process of its own."""
+def sampled(name: str, *options: str) -> dict[str, Any]:
+    """Sample a program by NUTS in a process of its own.
+
+    Args:
+        name: the program.
+        *options: of `benchmarks.zoo.by_numpyro`.
+
+    Raises:
+        RuntimeError: the process failed, or had no time left.
+    """
     rows = hierfl.full_batch(data_of(program_of(name)))
     fields = {**rows.fields, **rows.client_fields}
     with tempfile.TemporaryDirectory() as folder:
@@ -109,11 +117,20 @@ def sampled(name: str) -> dict[str, Any]:
         doubles = {n: v.double() if v.is_floating_point() else v for n, v in fields.items()}
         arrays: dict[str, Any] = {n: v.numpy() for n, v in doubles.items()}
         np.savez(files[0], present=rows.mask().numpy(), **arrays)
-        command = [python(), "-m", "benchmarks.zoo.by_numpyro", name, *files]
+        command = [python(), "-m", "benchmarks.zoo.by_numpyro", name, *files, *options]
         ran = in_limit(command, NUTS_LIMIT)
         if ran.returncode:
             raise RuntimeError(f"NUTS of {name} failed: {ran.stderr[-3000:]}")
-        answer: dict[str, Any] = json.loads(Path(files[1]).read_text())
+        return dict(json.loads(Path(files[1]).read_text()))
+
+
+def kept_of(name: str) -> dict[str, Any]:
+    """Sample a program by NUTS, and return what is kept of the answer.
+
+    Raises:
+        RuntimeError: of `sampled`, or the chains have not mixed.
+    """
+    answer = sampled(name)
     r_hat, effective = answer["r_hat"], answer["effective"]
     if not (r_hat < MIXED and effective >= EFFECTIVE):
         raise RuntimeError(f"{name} has not mixed: R-hat {r_hat}, {effective} effective draws")
@@ -200,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in args.names or NAMES:
         if args.nuts:
             try:
-                answer = sampled(name)
+                answer = kept_of(name)
             except RuntimeError as error:
                 print(name, error, flush=True)
                 continue
