@@ -24,8 +24,8 @@ AWAY = 0.1  # at points that differ by so much
 # seconds of a core for an operation in TorchScript, for one by Python, and for a scalar of it
 BY_SCRIPT, BY_PYTHON, A_SCALAR = 1.5e-6, 1.5e-5, 7e-10
 WHOLE_ROWS = ("mm.", "linalg", "cholesky", "triangular", "_inv")  # names of matrix operations
-FEW = 500  # calls of a graph that take less than passes over it, which make each a tenth faster
 ROW_SHARE = 0.25  # of a row's scalars that one of theirs is worth
+FEW = 500  # calls of a graph that take less than passes over it, which make each a tenth faster
 
 
 class WorkCounter(EagerMode):

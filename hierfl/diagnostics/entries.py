@@ -197,7 +197,7 @@ def checks_of_draws(fit: Snapshot) -> Iterator[Check]:
         return
     entries = entries_of_draws(fit, own)
     if entries is not None and own.log_weights is not None:
-        hidden = may_hide_modes(fit.program, fit.progress.server, fit.progress.history)
+        hidden = may_hide_modes(fit.program, fit.progress)
         rest_on_few = rests_on_few(own.log_weights, own.k_hat)
         yield entries.tails(own.k_hat, rest_on_few=rest_on_few, hidden=hidden)
         yield entries.without_moments()

@@ -47,6 +47,7 @@ class Progress:
         verdict: whether a chosen method has converged, in words; None: not known.
         corrected: whether draws are corrected by importance weights.
         ended: what ended the run in place of rounds, and why; None: its rounds did.
+        one_mode: whether climbs from many places on all rows, after the last round, reached one mode alone.
     """
 
     server: Tree
@@ -58,6 +59,7 @@ class Progress:
     verdict: str | None = None
     corrected: bool = False
     ended: str | None = None
+    one_mode: bool = False
 
     def advanced(
         self, server: Tree, table: Table, records: Sequence[dict[str, Any]], rounds: int = 1
@@ -65,7 +67,9 @@ class Progress:
         """Return the progress after more rounds, which no verdict is of yet."""
         history = (*self.history, *records)
         where = replace(self, server=server, table=table, history=history, verdict=None)
-        return replace(where, round=self.round + rounds, corrected=False, ended=None)
+        return replace(
+            where, round=self.round + rounds, corrected=False, ended=None, one_mode=False
+        )
 
     def __repr__(self) -> str:
         return f"Progress(round {self.round}, server {sizes(self.server)})"

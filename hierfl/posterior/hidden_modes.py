@@ -21,7 +21,7 @@ from pyro import poutine
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from hierfl.methods.stages.state import ServerState
+from hierfl.engine.rounds import Progress
 from hierfl.methods.stages.two_stage import LEAST_CURVED, seen_in
 from hierfl.posterior.weights import base_of
 from hierfl.program.handlers import unchecked, untouched_store
@@ -29,8 +29,6 @@ from hierfl.program.mixture import Mixture
 from hierfl.program.program import Program, once_a_program
 from hierfl.program.traces import Center
 
-# column of the history: whether climbs from many places reached one mode alone
-ONE_MODE = "one_mode"
 HIDDEN = 0.3  # k-hat above which a mode of little mass, or the end of a ridge, may be missed
 MIXTURES = (dist.MixtureSameFamily, Mixture)
 SUMS = (torch.logsumexp, torch.logaddexp, torch.Tensor.logsumexp, torch.Tensor.logaddexp)
@@ -53,15 +51,13 @@ class _LogSums(TorchFunctionMode):
         return value + self.zeros[-1]
 
 
-def may_hide_modes(
-    program: Program, state: ServerState, history: Sequence[Mapping[str, Any]]
-) -> bool:
+def may_hide_modes(program: Program, where: Progress) -> bool:
     """Return whether rounds' weighted draws may miss a mode of little mass; chains start in many places, and do not."""
-    if bool(state.chained):
+    if bool(where.server.chained):
         return False
-    k_hats = k_hats_of_rounds(history)
-    is_heavy, has_one = k_hats[-1] > HIDDEN, any(r.get(ONE_MODE) for r in history[-1:])
-    if (is_mixture(program) and not has_one) or (is_heavy and (has_one or state.was_anchored)):
+    k_hats = k_hats_of_rounds(where.history)
+    is_heavy = k_hats[-1] > HIDDEN and (where.one_mode or where.server.was_anchored)
+    if is_heavy or (is_mixture(program) and not where.one_mode):
         return True
     return max(k_hats) > HIDDEN and is_curved(program)
 

@@ -34,7 +34,9 @@ from hierfl.runs.run_folder import checkpoints as checkpoints
 
 FORMAT, VERSION = "hierfl-run", 4
 # of `Progress`, in the record
-PROGRESS = ("round", "compiled", "history", "chosen", "verdict", "corrected", "ended")
+PROGRESS = (
+    *("round", "compiled", "history", "chosen", "verdict", "corrected", "ended", "one_mode"),
+)
 
 
 def save(

@@ -35,7 +35,6 @@ from hierfl.methods.stages.server import Rounds
 from hierfl.methods.stages.state import DONE, GATHER, ServerState
 from hierfl.methods.stages.two_stage import seen_in, server_rounds
 from hierfl.posterior.hidden_modes import (
-    ONE_MODE,
     is_mixture,
     k_hats_of_rounds,
     may_hide_modes,
@@ -204,6 +203,13 @@ class Fallback:
         """Return whether chains on the rows take little beside chains of the server that take so long."""
         return self.chains.seconds <= TIMES * seconds
 
+    def searched(self, where: Progress) -> Progress:
+        """Return the progress of a run whose rounds are done, after the search for modes that it needs."""
+        done = where.history[-1].get("stage") == DONE and not bool(where.server.chained)
+        if not done or not self._looks_for_modes:
+            return where
+        return replace(where, one_mode=not self.chains.has_modes(where.server))
+
     def why_over(self, where: Progress) -> str | None:
         """Return why a run goes over after its last round; None: it does not."""
         why, done = why_tired(where.history), where.history[-1].get("stage") == DONE
@@ -220,9 +226,7 @@ class Fallback:
             looks = where.server.weights and is_mixture(self.federation.program)
             return MISSED if looks and self.chains.seconds <= LOOKING else None
         k_hat = max(k_hats_of_rounds(where.history))
-        if self._looks_for_modes and not self.chains.has_modes(where.server):
-            where.history[-1][ONE_MODE] = True
-        if may_hide_modes(self.federation.program, where.server, where.history):
+        if may_hide_modes(self.federation.program, where):
             why = f"{MISSED} (k-hat {k_hat:.2f})"
         elif self._may_have_modes and self.chains.has_modes(where.server):
             why = "the density has several modes"

@@ -109,7 +109,10 @@ def _each_round(fitted: Fit, call: FitArguments, *, chosen: bool) -> Generator[F
                         where, why = _next(each_round, watch, where, fallback)
                 except StopIteration:
                     return
-            if fallback is not None and (why := why or fallback.why_over(where)) is not None:
+            if fallback is not None and why is None:
+                where = fallback.searched(where)
+                why = fallback.why_over(where)
+            if fallback is not None and why is not None:
                 yield replace(fitted, progress=fallback.ended(where, why))
                 return
             repeat_warnings(caught)

@@ -66,6 +66,7 @@ class Record(msgspec.Struct, frozen=True):
     verdict: str | None
     corrected: bool
     ended: str | None
+    one_mode: bool
     hashes: dict[str, str]
     about: Identity
 

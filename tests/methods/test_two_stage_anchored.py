@@ -20,12 +20,13 @@ from hierfl.core.trees import tree_map
 from hierfl.diagnostics.entries import OF_CLIENTS, Entries, checks_of_draws, entries_of_clients
 from hierfl.diagnostics.evidence import kept_densities
 from hierfl.engine.federation import federate
+from hierfl.engine.rounds import begin
 from hierfl.methods.stages.checks import NOWHERE
 from hierfl.methods.stages.client import RowWork
 from hierfl.methods.stages.state import TwoStageWork
 from hierfl.methods.stages.two_stage import seen_in
 from hierfl.posterior.draws import Draws
-from hierfl.posterior.hidden_modes import ONE_MODE, is_mixture, may_hide_modes
+from hierfl.posterior.hidden_modes import is_mixture, may_hide_modes
 
 # BUGS's Jaws: 20 boys, the height of the ramus at four ages
 JAWS = torch.tensor(
@@ -312,11 +313,10 @@ def test_a_mixture_is_one_however_it_is_written() -> None:
 def test_a_mixture_with_one_mode_and_light_weights_is_not_to_be_checked() -> None:
     data = ClientData.from_arrays(["c"] * 48, y=EYES)
     federation = federate(hierfl.methods.two_stage(kinds), data, seed=0)
-    ends: list[dict[str, Any]] = [{"k_hat": 0.2}, {"k_hat": 0.2, ONE_MODE: True}]
-    ends.append({"k_hat": 0.4, ONE_MODE: True})
-    state = replace(federation.server.state, anchor=None)
-    doubts = [may_hide_modes(federation.program, state, [end]) for end in ends]
-    assert doubts == [True, False, True]
+    begun = replace(begin(federation), server=replace(federation.server.state, anchor=None))
+    ends = [(0.2, False), (0.2, True), (0.4, True)]
+    wheres = [replace(begun, history=({"k_hat": k},), one_mode=one) for k, one in ends]
+    assert [may_hide_modes(federation.program, where) for where in wheres] == [True, False, True]
 
 
 @pytest.mark.parametrize("is_ordered", [False, True])
@@ -339,7 +339,7 @@ def test_climbs_look_for_modes_of_a_mixture_where_chains_take_too_long(
     y = torch.randn(80, generator=g) + 4.0 * (torch.arange(80) % 2)
     fitted = hierfl.fit(components, ClientData.from_arrays(torch.arange(80) // 20, y=y), seed=0)
     assert fitted.progress.ended is None
-    assert fitted.progress.history[-1].get(ONE_MODE, False) is is_ordered
+    assert fitted.progress.one_mode is is_ordered
 
 
 def rounded(batch: ClientBatch) -> None:
@@ -381,11 +381,11 @@ def test_a_heavy_tail_of_any_round_counts_where_rows_are_curved() -> None:
     )
     for program, rows, heavy in (of_trees, of_jaws):
         federation = federate(hierfl.methods.two_stage(program), rows, seed=0)
-        state = replace(federation.server.state, anchor=None)
-        history = [{"round": 1, "k_hat": heavy}, {"round": 2, "k_hat": 0.0}]
-        hides = may_hide_modes(federation.program, state, history)
+        where = replace(begin(federation), server=replace(federation.server.state, anchor=None))
+        history: Any = ({"round": 1, "k_hat": heavy}, {"round": 2, "k_hat": 0.0})
+        hides = may_hide_modes(federation.program, replace(where, history=history))
         assert hides is (program is trees.model)
-        assert not may_hide_modes(federation.program, state, history[1:])
+        assert not may_hide_modes(federation.program, replace(where, history=history[1:]))
 
 
 def test_a_program_whose_priors_cannot_be_drawn_from_has_a_verdict() -> None:

@@ -146,7 +146,7 @@ def warn_of(state: ServerState, clock: Clock) -> None:
         fix = "allow more rounds"
         if clock.rounds >= MOST_ROUNDS and not missing:
             fix = "more do not help: use fedsvi with guides.structured"
-        silent = f" ({missing} clients have not answered yet)" * bool(missing)
+        silent = f" ({missing} clients have not answered yet)" if missing else ""
         warn(
             f"the rounds ended while {STAGES[int(state.stage)]}{silent}: the posterior is not final; {fix}"
         )
