@@ -27,7 +27,7 @@ from hierfl.methods.stages.mixing_chains import (
     Renewal,
     until_mixed,
 )
-from hierfl.methods.stages.modes import climbed_at_once, normal_about
+from hierfl.methods.stages.modes import bends, climbed_at_once, normal_about
 from hierfl.methods.stages.two_stage import seen_in
 from hierfl.program.handlers import log_joint, unchecked
 from hierfl.program.read import read_model
@@ -469,8 +469,13 @@ def test_a_mode_is_the_normal_distribution_that_its_curvature_tells() -> None:
             def slopes(z: Tensor, loc: Tensor = mode.loc, precision: Tensor = precision) -> Tensor:
                 return (loc - z) @ precision
 
-            again = normal_about(slopes, mode.loc, 2, 2)
+            falls = bends(slopes, mode.loc, 2, 2)
+            torch.testing.assert_close(falls.matrix(), precision, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(falls.diagonal(), falls.matrix().diagonal())
+            again = normal_about(mode.loc, falls)
             torch.testing.assert_close(mode.back(mode.at(x)), x)
+            own = normal_about(mode.loc, falls.of_all()).tril
+            torch.testing.assert_close(own @ own.mT, precision.inverse(), rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(again.at(x), mode.at(x), rtol=1e-5, atol=1e-5)
 
 

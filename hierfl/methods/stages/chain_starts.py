@@ -21,7 +21,14 @@ from hierfl.core.chains import MOST_JUMPING, Mode, Whitening, thinned, whitening
 from hierfl.core.gaussians import Factor
 from hierfl.methods.stages.centering import Centering, ScaledPoint
 from hierfl.methods.stages.joint import Joint, Standard, standard_of
-from hierfl.methods.stages.modes import Slopes, climbed, climbed_at_once, normal_about
+from hierfl.methods.stages.modes import (
+    Bends,
+    Slopes,
+    bends,
+    climbed,
+    climbed_at_once,
+    normal_about,
+)
 from hierfl.optimizers import Adam
 from hierfl.summaries.factor import factor_of, q_of
 from hierfl.summaries.growth import Growth, at_origin, moving
@@ -114,7 +121,8 @@ class ChainStarts:
     def modes_at(self, z: Tensor, standard: Standard) -> tuple[Mode, ...]:
         """Return modes whose z (M, K) are known."""
         slopes = self._slopes(standard, self.joint.size)
-        return tuple(self._normal_by(slopes, at) for at in self._with_own(z, standard))
+        ends = self._with_own(z, standard)
+        return tuple(normal_about(at, self._bends(slopes, at)) for at in ends)
 
     def _with_own(self, z: Tensor, standard: Standard) -> Tensor:
         """Return points at z (S, K) with clients' scalars at their mode there, (S, K + N E)."""
@@ -320,11 +328,11 @@ class ChainStarts:
 
     def _normal_about(self, standard: Standard, at: Tensor) -> Mode:
         """Return the Normal distribution by the curvature at a mode, with narrower e."""
-        return self._normal_by(lambda x: self._narrowed(x, standard)[1], at)
+        return normal_about(at, self._bends(lambda x: self._narrowed(x, standard)[1], at))
 
-    def _normal_by(self, slopes: Slopes, at: Tensor) -> Mode:
+    def _bends(self, slopes: Slopes, at: Tensor) -> Bends:
         own = (self.joint.own, self.joint.rows.clients) if self.joint.has_own else (0, 0)
-        return normal_about(slopes, at, *own)
+        return bends(slopes, at, *own)
 
     def _about_scales(self, alone: Standard, mode: Tensor) -> ChainStart | None:
         """Return a start about the mode of the scales alone, the numbers that they scale being integrated.
@@ -337,14 +345,15 @@ class ChainStarts:
             return None
         farthest = torch.full((size,), torch.inf)
         farthest[outside] = FARTHEST_MOVE
-        numbers, normal = mode, normal_about(self._slopes(alone, size), mode)
+        numbers = mode
+        normal = normal_about(mode, self._bends(self._slopes(alone, size), mode).of_all())
         for _ in range(MOVES):
             centering = self._centering(alone, numbers, normal.tril.square().sum(1).sqrt())
             if not len(centering.mode):
                 return None
             standard = alone._replace(centering=centering)
             at = climbed(partial(self.joint.at, standard=standard), numbers, farthest)
-            normal = normal_about(self._slopes(standard, size), at)
+            normal = normal_about(at, self._bends(self._slopes(standard, size), at).of_all())
             is_there = bool(((at - numbers).abs() < farthest).all())
             numbers, farthest = centering.at(at[None])[0][0], SHORTER * farthest
             if is_there:
@@ -362,8 +371,10 @@ class ChainStarts:
         inside = torch.cat([hierarchy.inside, torch.arange(self.joint.shared, size)])
         prior = self.joint.precisions(at)[inside]
         slopes = self._slopes(standard, size)
-        point = ScaledPoint(slopes, at, sd, prior, inside, hierarchy.outside, self.joint.shared)
-        return point.centering()
+        shared, own = self.joint.shared, self.joint.own
+        return ScaledPoint(
+            slopes, at, sd, prior, inside, hierarchy.outside, shared, own
+        ).centering()
 
     def _spread(self, whitening: Whitening, standard: Standard, at: Tensor) -> Tensor:
         """Return points z about a mode `at` where the density is finite, (S, K)."""

@@ -33,7 +33,7 @@ from hierfl.summaries.surrogate import AT_ONCE, Surrogate
 # by differences; the longest, and the flattest curvature
 GRID, STEPS, STEP, LONGEST, FLATTEST = (-4.0, -2.0, 0.0, 2.0, 4.0), 2, 0.05, 2.0, 0.1
 LOCATING = len(GRID) + 3 * STEPS  # scalars of a client at which it is computed for that
-PADDED = 1 << 13  # scalars of points, beyond which a single one is not carried as many
+PADDED = 3000  # scalars of points, beyond which a single one is not carried as many
 
 
 class Standard(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 import scipy  # which loads scipy.optimize when it is used
@@ -101,31 +102,49 @@ def _moved(
     return ahead * (longest / ahead.abs().amax(1, keepdim=True)).clamp(max=1.0)
 
 
-def curvature(slopes: Slopes, at: Tensor, places: Tensor) -> Tensor:
-    """Return minus second derivatives (K, P) of a log density at a point (K,), in P of its places."""
-    moves = STEP * torch.eye(len(at))[places]
-    return _bends(slopes, at, moves).mT
+class Bends(NamedTuple):
+    """Minus second derivatives of a log density in D leading numbers and N E others.
 
-
-def _bends(slopes: Slopes, at: Tensor, moves: Tensor) -> Tensor:
-    """Return how much the slopes (P, K) fall along each of P moves of length STEP, by the length."""
-    ahead, behind = slopes(torch.cat([at + moves, at - moves])).split(len(moves))
-    return (behind - ahead) / (2.0 * STEP)
-
-
-def normal_about(slopes: Slopes, at: Tensor, own: int = 0, clients: int = 0) -> Mode:
-    """Return the Normal distribution by the curvature at a mode (K + N E,).
-
-    N `clients` with E `own` scalars each depend on each other through the K leading numbers alone.
+    The others are independent between N groups, given the leading ones; K = D + N E.
     """
+
+    leading: Tensor  # (D, D)
+    between: Tensor  # (N, E, D)
+    own: Tensor  # (N, E, E)
+
+    def matrix(self) -> Tensor:
+        """Return the derivatives in all numbers, (K, K)."""
+        size, between = len(self.leading), self.between.flatten(0, 1)
+        whole = torch.block_diag(self.leading, *self.own)
+        whole[size:, :size], whole[:size, size:] = between, between.mT
+        return whole
+
+    def of_all(self) -> Bends:
+        """Return the same with all numbers as leading ones."""
+        whole = self.matrix()
+        return Bends(whole, torch.zeros(0, 0, len(whole)), torch.zeros(0, 0, 0))
+
+    def diagonal(self) -> Tensor:
+        """Return the second derivatives, (K,)."""
+        return torch.cat([self.leading.diagonal(), self.own.diagonal(dim1=1, dim2=2).flatten()])
+
+
+def bends(slopes: Slopes, at: Tensor, own: int = 0, clients: int = 0) -> Bends:
+    """Return how slopes fall about a point (K + N E,), of N `clients` with E `own` numbers each."""
     size, shared = len(at), len(at) - clients * own
     moves = torch.zeros(shared + own, size)
     moves[:shared, :shared] = STEP * torch.eye(shared)
     moves[shared:, shared:] = STEP * torch.eye(own).repeat(1, clients)
-    minus_hessian = _bends(slopes, at, moves).nan_to_num()
-    outer, between = minus_hessian[:shared].tensor_split([shared], 1)
-    between = between.view(shared, clients, own).movedim(0, 2)  # (N, E, K)
-    inside = minus_hessian[shared:, shared:].view(own, clients, own).movedim(0, 2)  # (N, E, E)
+    ahead, behind = slopes(torch.cat([at + moves, at - moves])).split(len(moves))
+    fall = ((behind - ahead) / (2.0 * STEP)).nan_to_num()
+    outer, between = fall[:shared].tensor_split([shared], 1)
+    between = between.view(shared, clients, own).movedim(0, 2)
+    return Bends(outer, between, fall[shared:, shared:].view(own, clients, own).movedim(0, 2))
+
+
+def normal_about(at: Tensor, falls: Bends) -> Mode:
+    """Return the Normal distribution by the curvature at a mode (K,)."""
+    outer, between, inside = falls
     own_tril = _covariance_tril(inside)
     reach = own_tril.mT @ between
     tril = _covariance_tril(outer - (reach.mT @ reach).sum(0))
