@@ -130,7 +130,7 @@ def test_an_inexact_guide_gives_the_exact_density(by: Any, case: str) -> None:
 
 def test_monte_carlo_errors_are_those_of_repetitions() -> None:
     fitted = planted(own=everywhere(1.4), wide=1.2)
-    found = [loo(fitted, "client", draws=1000, seed=seed).table for seed in range(24)]
+    found = [loo(fitted, "client", draws=1000, seed=seed).table for seed in range(12)]
     spread = np.stack([table["elpd"].to_numpy() for table in found]).std(0, ddof=1)
     said = np.stack([table["mc_se"].to_numpy() for table in found]).mean(0)
     assert (np.abs(np.log(spread / said)) < np.log(1.8)).all(), (spread, said)

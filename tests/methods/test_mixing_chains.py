@@ -306,7 +306,7 @@ def test_chains_do_not_start_where_a_scale_is_0_and_its_sites_are_equal() -> Non
     data = ClientData.from_arrays(np.repeat([0, 1], 8), names=["a", "b"], school=schools, y=y)
     chains = Fallback(federate(hierfl.methods.two_stage(crossed), data, seed=0), None).chains
     with double_precision(), torch.no_grad(), unchecked():
-        z = torch.randn(256, 9, generator=g, dtype=torch.float64)
+        z = torch.randn(64, 9, generator=g, dtype=torch.float64)
         start = chains._starts.heaviest(z)
         log_tau = chains.joint.z_of(start.points, start.standard)[:, 0]
     assert -1.0 < float(log_tau.median()) < 2.0

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import hierfl
 from hierfl import ClientBatch, ClientData, Program, full_batch
 from hierfl.core.gaussians import Factor
 from hierfl.program.read import read_model
