@@ -509,10 +509,11 @@ def test_what_cannot_be_summed_out_is_refused_by_name(model: Program, message: s
 
 # ------------------------------------------------------------ the labels afterwards
 @cache
+@cache
 def fitted(model: Program) -> hierfl.Fit:
     """Return a quick fit: what is inferred of labels holds at whatever draws it has."""
     method = methods.fedsvi(model, guides.structured)
-    return hierfl.fit(method, data(), rounds=4, seed=0, progress=False)
+    return hierfl.fit(method, data(), rounds=1, seed=0, progress=False)
 
 
 def share_of(fit: hierfl.Fit, site: str) -> tuple[Tensor, Tensor]:
