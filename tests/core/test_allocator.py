@@ -15,13 +15,13 @@ def work():
     # Together more than twice the largest tensor, which is what glibc learns to keep by itself.
     several = [torch.ones(2_000_000) for _ in range(6)]
     del several
-def of_twenty():
+def of_eight():
     work()
     before = faults()
-    for _ in range(20):
+    for _ in range(8):
         work()
     return faults() - before
-first = of_twenty()
+first = of_eight()
 """
 
 NO_MALLOPT = """
@@ -46,7 +46,7 @@ hierfl.fit(method, data, rounds=1, settings=hierfl.Settings(compile=False))
 )
 def test_freed_memory_is_reused_by_the_next_step() -> None:
     # A round may still find the heap in pieces that the fit left: the least of three counts.
-    program = f"{FAULTS}{FIT}assert 5 * min(of_twenty() for _ in range(3)) < first"
+    program = f"{FAULTS}{FIT}assert 5 * min(of_eight() for _ in range(3)) < first"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

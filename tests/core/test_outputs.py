@@ -47,7 +47,7 @@ def test_a_folder_is_tried_without_touching_what_is_there(tmp_path: Path) -> Non
 
 
 def test_a_report_replaces_a_report_and_nothing_else(tmp_path: Path) -> None:
-    fitted = fit(fedsvi(regression), federation(), rounds=2)
+    fitted = fit(fedsvi(regression), federation(), rounds=1)
     notes = tmp_path / "notes.html"
     notes.write_text("<html>mine</html>")
     for place in (notes, tmp_path):

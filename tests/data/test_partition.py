@@ -14,12 +14,12 @@ from hierfl import partition
 
 LABELS = np.random.default_rng(0).integers(0, 10, 3000)
 MAKERS: dict[str, Callable[[int], Tensor]] = {
-    "pathological": lambda seed: partition.pathological(LABELS, num_clients=20, classes_per_client=2, seed=seed),
-    "dirichlet": lambda seed: partition.dirichlet(LABELS, num_clients=20, alpha=0.3, seed=seed),
-    "dirichlet_min_rows": lambda seed: partition.dirichlet(LABELS, num_clients=12, alpha=1.0, seed=seed, min_rows=40),
-    "class_mixes": lambda seed: partition.class_mixes(LABELS, num_clients=20, alpha=0.01, seed=seed),
-    "log_normal": lambda seed: partition.quantity_skew(3000, num_clients=20, sigma=2.0, seed=seed, min_rows=5),
-    "label_skew": lambda seed: partition.label_skew(LABELS, num_clients=20, share=0.8, seed=seed),
+    "pathological": lambda seed: partition.pathological(LABELS, num_clients=10, classes_per_client=2, seed=seed),
+    "dirichlet": lambda seed: partition.dirichlet(LABELS, num_clients=5, alpha=0.3, seed=seed),
+    "dirichlet_min_rows": lambda seed: partition.dirichlet(LABELS, num_clients=6, alpha=0.3, seed=seed, min_rows=300),
+    "class_mixes": lambda seed: partition.class_mixes(LABELS, num_clients=5, alpha=0.01, seed=seed),
+    "log_normal": lambda seed: partition.quantity_skew(3000, num_clients=5, sigma=2.0, seed=seed, min_rows=50),
+    "label_skew": lambda seed: partition.label_skew(LABELS, num_clients=5, share=0.8, seed=seed),
 }  # fmt: skip
 
 
@@ -42,8 +42,8 @@ def test_rows_have_one_client_and_clients_rows(
         assert ids.shape == (3000,)
         assert ids.min() == 0
         counts = torch.bincount(ids)
-        assert len(counts) == (12 if maker == "dirichlet_min_rows" else 20)
-        assert counts.min() >= {"dirichlet_min_rows": 40, "log_normal": 5}.get(maker, 1)
+        assert len(counts) == {"pathological": 10, "dirichlet_min_rows": 6}.get(maker, 5)
+        assert counts.min() >= {"dirichlet_min_rows": 300, "log_normal": 50}.get(maker, 1)
     assert np.random.get_state()[1].tolist() == state  # type: ignore[index]  # noqa: NPY002
 
 
@@ -58,7 +58,7 @@ def test_the_seed_determines_the_partition(maker: str) -> None:
 
 @pytest.mark.parametrize("classes", [1, 3, 10])
 def test_pathological_gives_each_client_the_requested_number_of_classes(classes: int) -> None:
-    ids = partition.pathological(LABELS, num_clients=20, classes_per_client=classes, seed=0)
+    ids = partition.pathological(LABELS, num_clients=10, classes_per_client=classes, seed=0)
     table = partition.label_table(LABELS, ids)
     assert ((table > 0).sum(1) == classes).all()
     # The clients of a class share it evenly.
@@ -157,7 +157,7 @@ def test_label_skew_with_fewer_clients_than_classes_leaves_no_row_out() -> None:
 def test_to_clients_agrees_with_the_label_table() -> None:
     ids = MAKERS["dirichlet"](0)
     data = partition.to_clients(ids, y=LABELS, place=np.arange(3000))
-    assert data.names == tuple(str(k) for k in range(20))
+    assert data.names == tuple(str(k) for k in range(5))
     assert torch.equal(data.row_client, ids[data.fields["place"]])
     for k, row in enumerate(partition.label_table(LABELS, ids)):
         own = data.select([k]).fields["y"]
@@ -165,8 +165,8 @@ def test_to_clients_agrees_with_the_label_table() -> None:
 
 
 def test_labels_may_be_any_integers_in_a_tensor() -> None:
-    ids = partition.dirichlet(torch.from_numpy(LABELS), num_clients=20, alpha=0.3, seed=0)
-    assert torch.equal(ids, partition.dirichlet(LABELS * 7 - 30, num_clients=20, alpha=0.3, seed=0))
+    ids = partition.dirichlet(torch.from_numpy(LABELS), num_clients=3, alpha=0.3, seed=0)
+    assert torch.equal(ids, partition.dirichlet(LABELS * 7 - 30, num_clients=3, alpha=0.3, seed=0))
 
 
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {

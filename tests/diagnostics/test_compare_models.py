@@ -200,7 +200,7 @@ def patients() -> pd.DataFrame:
     return pd.DataFrame({"h": h, "x": x, "y": y, "time": np.exp(y), "w": np.resize([1.0, 2.0], 60)})
 
 
-@pytest.mark.slow("tails")
+@pytest.mark.slow("tails", "one noise scale")
 @pytest.mark.parametrize("kind", NORMAL)
 def test_clients_densities_are_those_of_the_rows(kind: str, tmp_path: Path) -> None:
     """With a noise scale of each client they lacked 21 nats a client, with rows and without."""

@@ -153,7 +153,7 @@ def test_params_without_a_prior_are_judged_by_the_trend() -> None:
 
 # ------------------------------------------------------------------------------------------ methods
 def test_a_method_that_weights_its_draws_is_judged_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = fit(fedlaplace(logistic, draws=512, target_ess=100), federation(), rounds=40)
+    done = fit(fedlaplace(logistic, draws=256, target_ess=100), federation(), rounds=40)
     module = import_module("hierfl.diagnostics.convergence")
     monkeypatch.setattr(module, "moments_of", None)  # there is no further round
     found = convergence(done)

@@ -1,6 +1,7 @@
 """The summary of a formula prints in brms's order; its frame is that of any summary."""
 
 from functools import cache
+from typing import Any
 
 import hierfl
 from hierfl import methods
@@ -12,14 +13,14 @@ TEXT = "y ~ age + sex + (1 + dose | site) + (1 | year) + (1 | site:ward)"
 
 
 @cache
-def fitted() -> hierfl.Fit:
+def summarized() -> Any:
     rows = frame()
     made = hierfl.formula(TEXT, clients="site").on(rows)
-    return fit(methods.fedsvi(made), made.data(rows), rounds=3)
+    return fit(methods.fedsvi(made), made.data(rows), rounds=3).summary(draws=50)
 
 
 def test_tables_stand_in_brms_order() -> None:
-    found = fitted().summary(draws=50)
+    found = summarized()
     assert [heading for heading, _ in found.tables] == [
         "Population level",
         "Group level, site (4 groups)",
@@ -41,7 +42,7 @@ def test_tables_stand_in_brms_order() -> None:
 
 
 def test_tables_hold_the_numbers_of_the_frame() -> None:
-    found = fitted().summary(draws=50)
+    found = summarized()
     assert tuple(found.frame.columns) == COLUMNS
     at = found.frame.set_index(["site", "entry", "client"])["mean"]
     _, population = found.tables[0]
@@ -54,7 +55,7 @@ def test_tables_hold_the_numbers_of_the_frame() -> None:
 
 
 def test_it_prints_formula_tables_and_verdict() -> None:
-    found = fitted().summary(draws=50)
+    found = summarized()
     lines = repr(found).splitlines()
     assert lines[0] == f"{TEXT}, gaussian with link identity"
     assert lines[1].startswith("fedsvi: 4 clients")

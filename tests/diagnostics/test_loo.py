@@ -47,7 +47,7 @@ def without(data: ClientData, row: int) -> ClientData:
 @pytest.mark.filterwarnings("ignore:.* have a k-hat above")
 @pytest.mark.parametrize("inner", [1, 4])
 def test_leaving_a_client_out_gives_the_ratio_of_evidences(inner: int) -> None:
-    data, found = federation(COUNTS), loo(gaussian(), "client", draws=4000, inner=inner)
+    data, found = federation(COUNTS), loo(gaussian(), "client", draws=2000, inner=inner)
     whole = exact(data, "slopes").log_evidence
     for name in data.names:
         rest = exact(data.select([n for n in data.names if n != name]), "slopes").log_evidence
@@ -130,7 +130,7 @@ def test_an_inexact_guide_gives_the_exact_density(by: Any, case: str) -> None:
 
 def test_monte_carlo_errors_are_those_of_repetitions() -> None:
     fitted = planted(own=everywhere(1.4), wide=1.2)
-    found = [loo(fitted, "client", draws=1000, seed=seed).table for seed in range(24)]
+    found = [loo(fitted, "client", draws=1000, seed=seed).table for seed in range(12)]
     spread = np.stack([table["elpd"].to_numpy() for table in found]).std(0, ddof=1)
     said = np.stack([table["mc_se"].to_numpy() for table in found]).mean(0)
     assert (np.abs(np.log(spread / said)) < np.log(1.8)).all(), (spread, said)
@@ -194,9 +194,9 @@ def test_params_that_are_learned_leave_no_client_out() -> None:
     y = sd * (y - y.mean()) / y.std(correction=0)
     data = ClientData.from_arrays(torch.arange(40), y=y)
     method = fedsvi(
-        learned, guides.conditional(newton_steps=0), optimizer=hierfl.optimizers.Adam(0.1)
+        learned, guides.conditional(newton_steps=0), optimizer=hierfl.optimizers.Adam(0.3)
     )
-    fitted = fit(method, data, rounds=60)
+    fitted = fit(method, data, rounds=20)
     with pytest.raises(ValueError, match="the model learns 'loc' from the rows of all clients"):
         loo(fitted, "client")
     with pytest.warns(UserWarning, match="elpd is too high by about 1 nats"):

@@ -93,7 +93,7 @@ def test_a_mixed_model_agrees_with_lmer() -> None:
     fit = hierfl.fit(
         hierfl.formula("reaction ~ days + (1 + days | person)", clients="person"), frame, seed=0
     )
-    table = fit.summary(draws=4000).frame
+    table = fit.summary(draws=2000).frame
     fixef, coef = reml(frame)
     for place, site in enumerate(("Intercept", "days")):
         row = table[table["site"] == site]
@@ -149,7 +149,7 @@ def column(summary: Any, site: str, name: str, *entries: str) -> Numbers:
     return found[name].to_numpy(float)
 
 
-@pytest.mark.slow("b ~ x + (1 | h)")
+@pytest.mark.slow("b ~ x + (1 | h)", "g ~ x + (1 | h)")
 @pytest.mark.parametrize("text", [*FORMULAS, "g ~ x + w + (1 | h)"])
 def test_the_clients_intercepts_are_about_the_common_one(text: str) -> None:
     found = summarized(text, shift=1000.0 if " w " in text else 0.0)

@@ -165,7 +165,7 @@ def test_the_kl_of_a_hierarchy_is_that_of_both_levels() -> None:
     data = ClientData.from_clients(
         {"a": {"y": torch.randn(40, generator=torch.Generator().manual_seed(0))}}
     )
-    result = fit(fedsvi(means, guide=guides.mean_field, average=0.0), data, rounds=30)
+    result = fit(fedsvi(means, guide=guides.mean_field, average=0.0), data, rounds=12)
     found = pac_bayes(result, clip=(-50.0, 50.0), draws=4000)
     z, b = normal_of(result, "g"), normal_of(result, "b")
     risk = (
@@ -196,10 +196,10 @@ def learned(batch: ClientBatch) -> None:
 def test_a_prior_from_some_rows_is_fixed_for_the_others() -> None:
     data = federation((30, 20, 24, 16))
     first, second = data.split(0.5, seed=0)
-    before = fit(fedsvi(learned, guides.mean_field, average=0.0), first, rounds=20)
+    before = fit(fedsvi(learned, guides.mean_field, average=0.0), first, rounds=5)
     with pytest.raises(ValueError, match="the model learns 'loc' from the same rows"):
         pac_bayes(before)
-    after = before.personalize(second, rounds=20)
+    after = before.personalize(second, rounds=5)
     found = pac_bayes(after, prior=before)
     own: Any = after.progress.table.at.params
     loc, scale = own["b.loc"].flatten(), transform_to(positive)(own["b.scale"]).flatten()
@@ -230,8 +230,8 @@ def test_rows_of_few_values_are_not_taken_for_the_same() -> None:
 
 def test_global_sites_that_are_fixed_cost_nothing() -> None:
     first, second = federation((30, 20, 24, 16)).split(0.5, seed=0)
-    before = fit(fedsvi(logistic, guides.mean_field), first, rounds=20)
-    after = before.personalize(second, rounds=20)
+    before = fit(fedsvi(logistic, guides.mean_field), first, rounds=5)
+    after = before.personalize(second, rounds=5)
     fixed, unsplit = pac_bayes(after, prior=before), pac_bayes(after)
     assert (
         0.0 < fixed.kl < unsplit.kl - 0.1

@@ -102,7 +102,7 @@ MEANS = [
 
 @pytest.mark.parametrize(("text", "family"), MEANS, ids=[text for text, _ in MEANS])
 def test_means_are_those_of_the_program_with_the_column_set(text: str, family: str) -> None:
-    found = drawn(text, family)
+    found = drawn(text, family, draws=6)
     rows = frame()
     both = [of_program(found, rows.assign(sex=level)).mean(1).numpy() for level in "fm"]
     result = predictions(found, "sex")
@@ -127,7 +127,7 @@ def test_frames_give_the_same_means_as_the_rows_of_the_fit() -> None:
 
 
 def test_an_interaction_needs_the_frames() -> None:
-    found = drawn("y ~ sex * age + (1 | site)")
+    found = drawn("y ~ sex * age + (1 | site)", draws=6)
     with pytest.raises(
         ValueError, match=r"the term 'sex:age' reads 'sex' .* pass the clients' frames"
     ):

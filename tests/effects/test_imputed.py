@@ -123,12 +123,12 @@ OF_ROWS: dict[str, Any] = {
 
 
 @cache
-def three_draws() -> tuple[CoefficientDraws, list[CoefficientDraws], Estimates]:
-    """Three draws together, and each alone; and what rows lack."""
+def two_draws() -> tuple[CoefficientDraws, list[CoefficientDraws], Estimates]:
+    """Two draws together, and each alone; and what rows lack."""
     frame = lacking()
     formula = made(f"visits ~ {TERMS}; {DOSE}", "poisson", frame)
     few = []
-    for seed in range(3):
+    for seed in range(2):
         values = latent(conditioned(formula, frame.assign(y=seed), {}))
         moved = {n: v + 0.1 * seed for n, v in values.items() if n in ("mi(dose)", "site")}
         few.append(at(formula, frame, values | moved, 1))
@@ -144,7 +144,7 @@ def three_draws() -> tuple[CoefficientDraws, list[CoefficientDraws], Estimates]:
 @pytest.mark.parametrize("what", sampled(OF_ROWS, 2))
 def test_averages_are_those_of_frames_that_are_filled_with_the_draws(what: str) -> None:
     frame, ask = lacking(), OF_ROWS[what]
-    found, few, missing = three_draws()
+    found, few, missing = two_draws()
     every, rows = ask(found, frame).to_numpy()[0], missing.frame["row"].tolist()
     for k, one in enumerate(few):
         filled = frame.copy()

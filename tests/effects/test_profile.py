@@ -18,14 +18,14 @@ from hierfl.effects.profile import (
     ratio_interval,
     sums_of_client,
 )
-from tests.effects.made import drawn, frame
+from tests.effects.made import drawn, frame, repeated
 
 matplotlib.use("agg")
 
 
 def apart(family: str = "bernoulli", text: str = "died ~ age + (1 | site)") -> CoefficientDraws:
     """Clients 2 apart on the linear predictor, with sds of 0.1."""
-    found = drawn(text, family, draws=400)
+    found = repeated(drawn(text, family, draws=2), 400)
     means = torch.tensor([2.0, -2.0, 4.0, 0.0]).double()
     noise = torch.randn(400, 4, generator=torch.Generator().manual_seed(0)).double()
     shared = {**found.shared, "age": torch.zeros(400).double()}

@@ -162,7 +162,7 @@ SPANS = {
 @pytest.mark.parametrize("terms", SPANS)
 def test_products_span_all_that_they_say_and_nothing_twice(terms: str) -> None:
     """formulae alone loses columns of a:b:c, of (a + b) ** 2 without an intercept, of (a + b):c."""
-    cells = itertools.product("abc", "rst", "pq", "ijk", range(3))
+    cells = itertools.product("ab", "rst", "pq", "ijk", range(2))
     frame = pd.DataFrame(list(cells), columns=["site", "u", "g", "k", "row"])
     frame[["x", "z", "y"]] = np.random.default_rng(1).normal(size=(len(frame), 3))
     full = {n: pd.get_dummies(frame[n]).to_numpy(float) for n in "ugk"}

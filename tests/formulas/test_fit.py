@@ -8,6 +8,7 @@ import torch
 
 import hierfl
 from hierfl import guides, methods
+from hierfl.program.read import read_model
 from hierfl.summaries.reading import read_likelihood
 from tests.formulas.frames import SITES, patients
 from tests.summaries.programs import years
@@ -88,7 +89,7 @@ def test_effects_of_codes_are_read_where_a_client_s_first_rows_have_one_code() -
     """Sorted rows have one year first; its effect would look like the client's intercept, and be absorbed by it."""
     frame = patients().sort_values(["site", "year"]).assign(year=lambda f: f["year"] - 2020)
     data = hierfl.ClientData.from_frame(frame, "site", y="y", year="year")
-    reading = read_likelihood(hierfl.read(years, guides.conditional, data))
+    reading = read_likelihood(read_model(years, data).program)
     names = [s.name for s in reading.program.latents.global_block.sites for _ in range(s.size)]
     assert [names[j] for j in reading.shared.tolist()] == ["effect"] * 4
     assert reading.effects is None

@@ -83,7 +83,7 @@ def test_rows_between_bounds() -> None:
 
 
 def test_answers_are_of_responses_between_the_bounds() -> None:
-    found = drawn("some | trunc(lb=1) ~ dose", "poisson", draws=30)
+    found = drawn("some | trunc(lb=1) ~ dose", "poisson", draws=6)
     table = effects(found, "dose", grid=[0.5]).frame
     rate = (found.base[:, 0] + 0.5 * found.shared["dose"]).exp().numpy()
     np.testing.assert_allclose(table["mean"], np.mean(rate / -np.expm1(-rate)), rtol=1e-6)

@@ -209,7 +209,7 @@ def test_answers_are_those_of_the_program(text: str) -> None:
 
 
 def test_new_clients_have_the_spread_of_curves() -> None:
-    found = drawn("y ~ s(age) + (0 + gp(age) + s(dose, k=5) || site)", draws=600)
+    found = drawn("y ~ s(age) + (0 + gp(age) + s(dose, k=5) || site)", draws=250)
     (term,) = found.layout.groups
     new = found.of_new(term)[..., 0]
     length = found.shared["lscale_site_gp(age)"].numpy()

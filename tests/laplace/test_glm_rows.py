@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.func import grad
 
 import hierfl
-from hierfl import ClientBatch, ClientData, datasets, full_batch, guides
+from hierfl import ClientBatch, ClientData, datasets, full_batch
 from hierfl.laplace.glm_rows import Linear, seen_linear
 from hierfl.laplace.links import softplus, times
 from hierfl.laplace.marginal import Marginal
+from hierfl.program.read import read_model
 from tests.methods.test_pvi import close
 from tests.programs import doubled, federation, logistic, means, regression, slopes
 
@@ -93,7 +94,7 @@ ALL_LINEAR: dict[str, tuple[Any, str, bool]] = {
 
 
 def read(model: Any) -> hierfl.Program:
-    return hierfl.read(model, guides.conditional, federation())
+    return read_model(model, federation()).program
 
 
 @pytest.mark.slow("Normal", "Bernoulli", "Binomial", "StudentT", "Poisson, not centered")
@@ -138,7 +139,7 @@ def test_the_mode_of_a_predictor_wrongly_taken_for_linear_counts_as_lost() -> No
     data = ClientData.from_clients(
         {"a": {"x": torch.tensor([[2000.0, 0.0], [2500.0, 1.0]]), "ill": torch.ones(2)}}
     )
-    program = hierfl.read(clamped, guides.conditional, data)
+    program = read_model(clamped, data).program
     wrong = Marginal(program, Linear(frozenset(["ill"]), fixed=True, prior_alone=True))
     batch, z = full_batch(data, torch.tensor([0])), torch.tensor([-0.7, 0.0])
     with pyro.validation_enabled(False):
@@ -148,7 +149,7 @@ def test_the_mode_of_a_predictor_wrongly_taken_for_linear_counts_as_lost() -> No
 
 def test_linear_predictors_of_real_programs_are_found() -> None:
     for model, data in ((means, datasets.eight_schools()), (logistic, federation())):
-        assert seen_linear(hierfl.read(model, guides.conditional, data)).sites
+        assert seen_linear(read_model(model, data).program).sites
 
 
 @pytest.mark.slow
@@ -161,7 +162,7 @@ def test_a_likelihood_derived_from_one_with_a_predictor_is_found() -> None:
     for dtype in (torch.get_default_dtype(), torch.int64):
         data = federation()
         data = data.with_fields(ill=data.fields["ill"].to(dtype))
-        program[dtype] = hierfl.read(made, guides.conditional, data)
+        program[dtype] = read_model(made, data).program
         assert seen_linear(program[dtype]).sites == {"ill"}
 
 

@@ -43,7 +43,7 @@ def test_planted_clusters_are_found_and_a_new_client_takes_its_own() -> None:
     how: dict[str, Any] = {"mean_norm": 0.05, "client_norm": 0.1, "warmup_rounds": 5}
     how |= {"optimizer": SGD(0.05), **ALL_ROWS, "steps": 5}
     model = network(torch.nn.Linear(2, 1), likelihood=normal(1.0))
-    fitted = fit(clustered_fl(model, **how), data, rounds=40)
+    fitted = fit(clustered_fl(model, **how), data, rounds=25)
     cluster = fitted.progress.server.cluster
     assert ((cluster == cluster[0]) == (torch.tensor(slopes) > 0)).all()
     assert fitted.history["clusters"].iloc[0] == 1.0 and fitted.history["clusters"].iloc[-1] == 2.0

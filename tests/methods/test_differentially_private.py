@@ -4,10 +4,9 @@ import math
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from scipy import stats
+from scipy import optimize, stats
 from torch import nn
 
 import hierfl
@@ -76,13 +75,15 @@ def test_an_update_is_shortened_in_its_direction_over_all_shares() -> None:
 def test_the_noise_is_gaussian_and_as_large_as_it_says() -> None:
     """Steps of size 0 leave noise alone: its sd in one round is noise times clip over the cohort."""
     data = federation((2, 3, 2, 4))
-    wide = network(nn.Linear(2, 1), likelihood=likelihood.normal(1.0))
+    wide = network(
+        nn.Sequential(nn.Linear(2, 40), nn.Linear(40, 1)), likelihood=likelihood.normal(1.0)
+    )
     still = fedavg(wide, optimizer=SGD(1e-30), steps=1, unit="step", batch_size=2)
     start = first_params(still, data)
-    noisy = (private(2.0, 3.0, secret, still) for secret in range(30))
+    noisy = (private(2.0, 3.0, secret, still) for secret in range(4))
     draws = [as_vector(fit(m, data, rounds=1, cohort=2).message) - start for m in noisy]
     flat = torch.cat(draws).numpy() / (2.0 * 3.0 / 2)
-    assert stats.kstest(flat, "norm").pvalue > 1e-3 and abs(flat.std() - 1.0) < 0.3
+    assert stats.kstest(flat, "norm").pvalue > 1e-3 and abs(flat.std() - 1.0) < 0.15
     assert stats.kstest(secret_normals(new_key(5), 100_000).numpy(), "norm").pvalue > 1e-3
 
 
@@ -91,7 +92,7 @@ def test_noise_and_cohorts_are_functions_of_the_secret_alone() -> None:
 
     def found(secret: int | None, seed: int) -> tuple[torch.Tensor, list[float]]:
         method = private(1.0, 1.0, secret)
-        fitted = fit(method, data, rounds=4, cohort=2, seed=seed)
+        fitted = fit(method, data, rounds=2, cohort=2, seed=seed)
         return as_vector(fitted.message), fitted.history["epsilon"].tolist()
 
     first, spent = found(3, 0)
@@ -127,7 +128,7 @@ def test_without_sampling_the_budget_is_that_of_one_gaussian(noise: float, round
     """T rounds in which a client moves the sum by 2 clips are (2 sqrt(T) / noise)-GDP; the bound is near it."""
     mu = 2.0 * math.sqrt(rounds) / noise
     epsilon = epsilon_of(rounds * cost_of_round(noise, 50, 50), 1e-5)
-    exact = next(e for e in np.arange(0.0, 20.0, 1e-3) if gaussian_delta(float(e), mu) <= 1e-5)
+    exact = optimize.brentq(lambda e: gaussian_delta(e, mu) - 1e-5, 1e-6, 20.0)
     assert exact <= epsilon <= 1.25 * exact
 
 

@@ -41,7 +41,7 @@ def test_fixed_point(m: int, prox: float, beta: float, published: tuple[float, f
     assert torch.allclose(theta(fit(method, clients(), rounds=1)), fixed, atol=1e-12), (
         "one round does not move it"
     )
-    away = fit(over_relaxed(fedavg(at(START), **options), beta), clients(), rounds=max(12, 60 // m))
+    away = fit(over_relaxed(fedavg(at(START), **options), beta), clients(), rounds=max(12, 40 // m))
     assert torch.allclose(theta(away), fixed, atol=0.03), "and rounds converge to it"
 
 

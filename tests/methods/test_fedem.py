@@ -54,7 +54,7 @@ def test_rounds_are_steps_of_pooled_expectation_maximization() -> None:
 
 def test_a_planted_mixture_is_recovered_and_a_new_client_fits_its_shares() -> None:
     data = planted()
-    fitted = fit(fedem(center, starts=sets(-1.0, 0.5), **GRADIENT), data, rounds=60)
+    fitted = fit(fedem(center, starts=sets(-1.0, 0.5), **GRADIENT), data, rounds=30)
     means = [float(fitted.message[f"{m}.mu"]) for m in (0, 1)]
     assert means == pytest.approx([-2.0, 2.0], abs=0.25)
     joined = fitted.personalize(data, rounds=20)

@@ -118,7 +118,7 @@ def test_a4_the_exact_server_reaches_scipys_minimizer(seed: int) -> None:
     )
     wanted = torch.as_tensor(best.x)
     wanted = torch.cat([wanted[:2], wanted[2:].exp()])
-    found = gamma_of(fit(toy_method(server=LearnedVariance().best), data, rounds=30))
+    found = gamma_of(fit(toy_method(server=LearnedVariance().best), data, rounds=15))
     assert torch.allclose(found, wanted, atol=1e-3, rtol=0.0)
     alpha = 1.0 / (wanted[2:] + 1.0)
     assert -1.2 < float(wanted[0]) < -0.6 and float(alpha[0]) > 5.0 * float(alpha[1])
@@ -280,7 +280,7 @@ def test_init_client_starts_from_one_client_fitted_alone() -> None:
     data = federation((5, 3, 7))
     options: dict[str, Any] = {"optimizer": SGD(0.05), "steps": 3, "batch_size": 2}
     first, free = {}, fedmap(personal(Isotropic(math.inf)), **options)
-    for seed in (0, 4, 5, 6):
+    for seed in (0, 5):
         fitted = fit(fedmap(personal(), init="client", **options), data, rounds=1, seed=seed)
         alone = fit(free, data, rounds=1, seed=seed).progress.table.params
         gamma = torch.cat([v.flatten() for v in fitted.message["gamma"].values()])

@@ -101,6 +101,6 @@ def test_the_server_optimizer_does_not_move_the_start_of_the_head() -> None:
         fedrecon(shared(), head=HEAD, server_optimizer=server, batch_size=2),
         server_optimized(fedrep(shared(), head=HEAD, batch_size=2), server),
     ):
-        fitted = fit(method, federation(), rounds=3)
+        fitted = fit(method, federation(), rounds=2)
         for name, value in fitted.message.items():
             assert torch.equal(value, fitted.program.start()[0][name]) == (name in HEAD)

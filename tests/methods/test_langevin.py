@@ -39,7 +39,7 @@ def test_the_spread_of_the_chain(levels: Any) -> None:
     The memory makes what is rounded small; 127 levels add little, and no bias.
     """
     method = qlsd(wide, step_size=0.1, levels=levels, memory=0.2, draws=20, burn_in=0.3)
-    fitted = fit(method, three_rows(), rounds=60)
+    fitted = fit(method, three_rows(), rounds=30)
     points = fitted.message["points"]
     close(points.mean(), 1.0, 0.03)
     slack = 0.02 if levels is None else 0.08
@@ -75,7 +75,7 @@ def test_a_chain_that_diverges_is_refused() -> None:
 def test_where_clients_are_alike_it_is_the_pooled_chain(common_noise: float) -> None:
     """P = 4 and gamma = 0.1: every local step is one of the chain, of variance 0.3125, about 1."""
     method = fald(wide, step_size=0.1, steps=4, common_noise=common_noise, draws=20, burn_in=0.3)
-    points = fit(method, three_rows(), rounds=60).message["points"]
+    points = fit(method, three_rows(), rounds=30).message["points"]
     close(points.mean(), 1.0, 0.04)
     assert abs(float(points.var(0).mean() * 20 / 19 - 0.3125)) < 0.03
 
@@ -84,7 +84,7 @@ def test_the_noise_of_a_cohort_is_that_of_all() -> None:
     """Two of three equal clients a round, with noise of their own: the variance is the same."""
     equal = ClientData.from_clients({n: {"y": torch.full((1, MANY), 1.0)} for n in "abc"})
     method = fald(wide, step_size=0.1, steps=2, draws=20, burn_in=0.3)
-    points = fit(method, equal, rounds=60, cohort=2).message["points"]
+    points = fit(method, equal, rounds=30, cohort=2).message["points"]
     assert abs(float(points.var(0).mean() * 20 / 19 - 0.3125)) < 0.03
 
 

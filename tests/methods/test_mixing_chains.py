@@ -306,7 +306,7 @@ def test_chains_do_not_start_where_a_scale_is_0_and_its_sites_are_equal() -> Non
     data = ClientData.from_arrays(np.repeat([0, 1], 8), names=["a", "b"], school=schools, y=y)
     chains = Fallback(federate(hierfl.methods.two_stage(crossed), data, seed=0), None).chains
     with double_precision(), torch.no_grad(), unchecked():
-        z = torch.randn(256, 9, generator=g, dtype=torch.float64)
+        z = torch.randn(64, 9, generator=g, dtype=torch.float64)
         start = chains._starts.heaviest(z)
         log_tau = chains.joint.z_of(start.points, start.standard)[:, 0]
     assert -1.0 < float(log_tau.median()) < 2.0
@@ -347,6 +347,7 @@ def of_squares() -> ClientData:
     return ClientData.from_arrays(client, names=list("abcdef"), y=torch.tensor(y))
 
 
+@pytest.mark.slow("signs-True")  # the chains of the next test begin about them
 @pytest.mark.parametrize(("model", "several"), [(signs, True), (no_sign, False)])
 def test_other_modes_of_as_much_mass_are_seen(
     model: Callable[[ClientBatch], None], several: bool
@@ -444,7 +445,7 @@ def test_jumps_between_modes_leave_the_density() -> None:
         start = torch.stack([of.loc for of in modes])[torch.arange(32) % 2]
         whitening = Whitening(torch.zeros(5), torch.full((1, 1), 20.0), torch.ones(4))
         how: dict[str, Any] = {
-            "draws": 8_000,
+            "draws": 5_000,
             "warmup": 60,
             "least": 250,
             "seed": 0,

@@ -32,7 +32,7 @@ def started(fitted: hierfl.Fit) -> dict[str, Tensor]:
 
 @pytest.mark.slow("fedep", "bfi", "pvi", "pvi renyi")
 @pytest.mark.parametrize("name", one_of_each(CASES, "bfi", "fedep", "pvi"))
-def test_new_clients_start_at_the_servers_word(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_clients_start_at_the_servers_word(name: str) -> None:
     data = federation((5, 3, 7, 2))  # a batch norm needs two rows
     fitted = fit(CASES[name].make(), data, rounds=1)
     trained = started(fitted)
@@ -44,8 +44,9 @@ def test_new_clients_start_at_the_servers_word(name: str, monkeypatch: pytest.Mo
     if fitted.method.model in (logistic, regression):
         return  # of no module
     # the same server, but a module with other weights
-    monkeypatch.setattr(cases, "SEED", 4)
-    other = federate(CASES[name].make(), data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cases, "SEED", 4)
+        other = federate(CASES[name].make(), data)
     before = replace(begin(other), server=fitted.progress.server, round=1)
     again = started(hierfl.Fit(fitted.method, other, before, 1))
     assert trained and again.keys() == trained.keys()

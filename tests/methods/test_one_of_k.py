@@ -57,9 +57,9 @@ def test_clients_and_networks_are_each_other_s_best() -> None:
     Both kinds are 5 apart, so that shares are 0 or 1: two linear equations for each kind.
     """
     data = numbers((-2.0, -1.8, 3.0, 3.2), (10, 10, 10, 10))
-    how: dict[str, Any] = {"optimizer": SGD(0.4), "steps": 30, "batch_size": None}
+    how: dict[str, Any] = {"optimizer": SGD(0.4), "steps": 20, "batch_size": None}
     method = fedhb_mixture(center, spread=0.1**0.5, starts=sets(-1.5, 2.5), **how)
-    fitted = fit(method, data, rounds=10)
+    fitted = fit(method, data, rounds=8)
     for j, ys in enumerate(((-2.0, -1.8), (3.0, 3.2))):
         # w = (10 y + 10 r) / 20, and 2.1 r = sum w = sum(y) / 2 + r
         r = sum(ys) / 2.0 / 1.1

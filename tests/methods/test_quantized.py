@@ -79,7 +79,7 @@ def test_with_feedback_it_ends_where_the_method_ends() -> None:
 
     def end(method: Method) -> Tensor:
         torch.manual_seed(0)
-        return torch.cat([v.reshape(-1) for v in fit(method, train, rounds=40).message.values()])
+        return torch.cat([v.reshape(-1) for v in fit(method, train, rounds=30).message.values()])
 
     wanted = end(plain)
     near, far = (

@@ -327,7 +327,24 @@ def fitted(make: Make, data: Any, run: tuple[tuple[str, Any], ...]) -> hierfl.Fi
     return fit(make(), data() if callable(data) else federation(data), **dict(run))
 
 
-@pytest.mark.slow(
+@pytest.mark.slow(  # where another case takes the same lines
+    *(f"apfl's common model, alpha {alpha}" for alpha in (0.0, 1.0)),
+    "apfl, alpha 1",
+    "fedpa's first rounds, batches of None",
+    "fedrep without a head, joint True",
+    "fedrep without a body, joint True",
+    *(f"fedrecon without a head, {server!r}" for server in (SGD(1.0), SGD(0.7, 0.9))),
+    *(f"fedmap restarted, {how}" for how in ("SGD", "no prior")),
+    "fedmap, a frozen variance",
+    *(f"pfedbred {strategy} without meta steps is pfedme" for strategy in ("lg", "mh")),
+    "pfedbred meg under a Gaussian Bregman prior",
+    "fedabml of points is pfedme, 1 steps",
+    "qlsd without noise is gradient descent, memory 0.0",
+    "fedep of Gaussians is pvi, damping 1.0",
+    "batch_normed ditto without batch norm",
+    *(f"differentially_private {name} with hardly any noise" for name in ("ditto", "pvi")),
+    *(f"{name} around quantized" for name in ("over_relaxed", "averaging_some")),
+    "by_rows twice",
     "pvi under Renyi's divergence of order 1",
     "pfedhb without its hyper-prior is fedabml's EM",
     "fedhb without its prior is fedabml's EM",

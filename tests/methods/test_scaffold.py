@@ -56,7 +56,7 @@ def test_first_rounds() -> None:
 @pytest.mark.parametrize("weights", ["uniform", "rows"])
 def test_cohorts_reach_the_same_optimum(weights: str) -> None:
     p = P if weights == "rows" else UNIFORM
-    fitted = run(50, weights=weights, cohort=2)
+    fitted = run(35, weights=weights, cohort=2)
     best = stationary(p[:, None, None] * H)
     assert torch.allclose(theta(fitted), best, atol=2e-3, rtol=0.0)
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 import hierfl
-from hierfl import ClientBatch, ClientData, Clock, ProgramError, full_batch, guides
+from hierfl import ClientBatch, ClientData, Clock, ProgramError, full_batch
 from hierfl.engine.chunks import one_slot, slots_of
 from hierfl.laplace.marginal import Expansion, Marginal
 from hierfl.methods import fedlaplace
+from hierfl.program.read import read_model
 from tests.methods.test_pvi import close, gaussian
 from tests.programs import alone, exact, federation, fit, logistic, means, regression, slopes, three
 from tests.sampled import sampled
@@ -51,7 +52,7 @@ def expansions(marginal: Marginal, data: ClientData, z: Tensor) -> Expansion:
 @pytest.mark.parametrize("model", [regression, logistic, visits])
 def test_derivatives_through_the_mode_are_right_to_second_order(model: Any) -> None:
     data, h = federation(), 1e-4
-    marginal = Marginal(hierfl.read(model, guides.conditional, data))
+    marginal = Marginal(read_model(model, data).program)
     size = marginal.shared.size
     z = 0.3 * torch.sin(torch.arange(1.0, size + 1))
     here = expansions(marginal, data, z)
@@ -63,7 +64,7 @@ def test_derivatives_through_the_mode_are_right_to_second_order(model: Any) -> N
 
 def test_the_marginal_is_exact_for_gaussian_rows() -> None:
     data, z = federation(), torch.tensor([0.2, -0.4])
-    marginal = Marginal(hierfl.read(slopes, guides.conditional, data))
+    marginal = Marginal(read_model(slopes, data).program)
     known = exact(data, "slopes")
     total = expansions(marginal, data, z).value.sum() + marginal.log_prior(z)
     posterior = dist.MultivariateNormal(known.loc, known.cov).log_prob(z)
@@ -170,7 +171,7 @@ def test_a_high_k_hat_asks_for_more_points() -> None:
 
 def test_few_rounds_weigh_more_points_at_once() -> None:
     """The first weighting round is the one from which a round of 4,096 points is still reached."""
-    server = fedlaplace(means).server(hierfl.read(means, guides.conditional, three()))
+    server = fedlaplace(means).server(read_model(means, three()).program)
     rounds: Any = server.update.__self__  # type: ignore[attr-defined]
     begins = [int(rounds.weighting(server.state, k).part) for k in (99, 4, 3, 2, 1, 0)]
     assert begins == [0, 0, 1, 2, 3, 3]
@@ -211,12 +212,12 @@ def test_many_unknowns_are_said_to_be_slow_before_the_first_round() -> None:
     x, ill = torch.zeros(6, 27), torch.tensor([0.0, 1.0] * 3)
     data = ClientData.from_arrays(torch.tensor([0, 0, 0, 1, 1, 1]), x=x, y=ill)
     model = hierfl.models.regression("bernoulli", prior_scale=dist.HalfNormal(0.5), centered=True)
-    program = hierfl.read(model, guides.conditional, data)
+    program = read_model(model, data).program
     with pytest.warns(UserWarning, match=r"28 local parameters twice in 56 .* Use"):
         fedlaplace(model).server(program)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fedlaplace(regression).server(hierfl.read(regression, guides.conditional, federation()))
+        fedlaplace(regression).server(read_model(regression, federation()).program)
 
 
 def test_a_poor_fit_gives_a_warning() -> None:

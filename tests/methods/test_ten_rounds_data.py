@@ -17,10 +17,10 @@ from torch import Tensor
 import hierfl
 from benchmarks.reference import Errors, compare, truth_of
 from benchmarks.reference_models import RADON, SCHOOLS, Problem, all_sites
-from hierfl import guides
 from hierfl.core.importance_sampling import normal_points
 from hierfl.datasets import ReferenceSummary
 from hierfl.methods import fedlaplace
+from hierfl.program.read import read_model
 from tests.methods.test_pvi import gaussian
 from tests.programs import fit
 
@@ -69,7 +69,7 @@ CENTERED = replace(RADON, sampled=RADON.ways["conditional"].model)
 
 def far() -> dict[str, Tensor]:
     """Return a draw of the prior; benchmarks/bad_starts.py begins at twenty."""
-    program = hierfl.read(CENTERED.sampled, guides.conditional, CENTERED.data())
+    program = read_model(CENTERED.sampled, CENTERED.data()).program
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(4)
         nodes: Any = pyro.poutine.trace(CENTERED.sampled).get_trace(program.prototype).nodes

@@ -52,12 +52,12 @@ def inside() -> Fit:
     return fit(fedsvi(regression, guide=mean_field), federation(), rounds=ROUNDS)
 
 
-@pytest.fixture
-def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fit:
+@pytest.fixture(params=[ROUNDS])
+def outside(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fit:
     """The same fit with its client states in a file."""
     monkeypatch.setattr(client_store, "IN_MEMORY", 0)
     method = fedsvi(regression, guide=mean_field)
-    fitted = fit(method, federation(), rounds=ROUNDS, checkpoint=tmp_path)
+    fitted = fit(method, federation(), rounds=request.param, checkpoint=tmp_path)
     assert isinstance(fitted.progress.table, Stored)
     return fitted
 
@@ -141,6 +141,7 @@ def test_new_clients_start_from_the_state_of_a_new_client(inside: Fit) -> None:
         assert torch.allclose(chunk.found["x"], padded[:, None].expand(2, 2))
 
 
+@pytest.mark.parametrize("outside", [2], indirect=True)
 def test_the_states_of_a_restriction_are_read_where_they_are(outside: Fit) -> None:
     few: Restricted = restricted(outside, federation().select([1]))
     assert torch.isfinite(torch.tensor(pac_bayes(few, clip=(0.0, 9.0)).kl))

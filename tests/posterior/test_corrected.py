@@ -212,7 +212,7 @@ def test_every_guide_with_a_density_gives_the_same_evidence(family: str) -> None
     fitted = fit(
         fedsvi(logistic, SPREAD[family], optimizer=pace, local_optimizer=pace),
         data,
-        rounds=10 if family == "flow" else 60,
+        rounds=10 if family == "flow" else 45,
     )
     found = weigh(fitted, 2000, inner=4)
     assert float(found.total.logsumexp(0)) - np.log(2000) == pytest.approx(evidence(), abs=0.15)
@@ -245,7 +245,7 @@ def gamma_guide(batch: ClientBatch) -> None:
 @pytest.mark.filterwarnings("ignore:site 'rate' is drawn from Gamma")
 def test_a_guide_that_torch_draws_without_local_sites() -> None:
     """Conjugate: Gamma(3 + sum y, 2 + n)."""
-    data = federation()
+    data = federation((4, 3))
     found = corrected(fit(fedsvi(gamma_model, gamma_guide), data, rounds=1), 150, proposals=150)
     total, n = float(data.fields["visits"].sum()), data.num_rows
     assert found.draws.shared["rate"].mean() == pytest.approx((3 + total) / (2 + n), abs=0.08)

@@ -30,8 +30,8 @@ def rows(names: list[str], n: int = 4, *, shift: float = 0.0) -> ClientData:
 
 @pytest.fixture(scope="module")
 def fitted() -> Fit:
-    method = methods.fedsvi(gaussian, guides.conditional(newton_steps=0), optimizer=Adam(0.1))
-    return fit(method, rows(["a", "b", "c"]), rounds=40, settings=Settings(compile=False))
+    method = methods.fedsvi(gaussian, guides.conditional(newton_steps=0), optimizer=Adam(0.3))
+    return fit(method, rows(["a", "b", "c"]), rounds=12, settings=Settings(compile=False))
 
 
 def test_moments_are_those_of_the_prior_given_the_global_draws(fitted: Fit) -> None:

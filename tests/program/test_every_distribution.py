@@ -167,10 +167,10 @@ CARRIED = (
     "DiscreteHMM GaussianHMM GaussianMRF Multinomial NanMaskedMultivariateNormal NanMaskedNormal "
     "OrderedLogistic"
 )
-# Sites that work run the same code: every fourth of them in each run of the tests, and all others.
+# Sites that work run the same code: every eighth of them in each run of the tests, and all others.
 CELLS = [(name, role) for name in every_name() for role in ROLES]
 WORKING = [cell for cell in CELLS if not wanted(*cell, REFUSED_BY_FITS + REFUSED_BY_NUTS)]
-QUICK = {*CELLS} - {*WORKING} | {*WORKING[::4]} | {(name, "observed") for name in CARRIED.split()}
+QUICK = {*CELLS} - {*WORKING} | {*WORKING[::8]} | {(name, "observed") for name in CARRIED.split()}
 
 
 @cache

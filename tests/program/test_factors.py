@@ -39,7 +39,7 @@ def pair(size: int | None, engine: Any) -> list[hierfl.Fit]:
         fit(
             hierfl.methods.fedsvi(model, guides.mean_field, batch_size=size),
             federation(),
-            rounds=3,
+            rounds=2,
             engine=engine,
         )
         for model in (sampled, factored)

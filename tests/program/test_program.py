@@ -2,6 +2,7 @@
 KL.
 """
 
+from functools import cache
 from typing import Any
 
 import pyro
@@ -72,6 +73,11 @@ def pyros_loss(program: Program, family: str, params: Any, batch: ClientBatch) -
     return loss
 
 
+@cache
+def regression_under(family: str) -> hierfl.Program:
+    return read(regression, FAMILIES[family], federation())
+
+
 @pytest.mark.slow("conditional-None")
 @pytest.mark.usefixtures("global_generator_untouched")
 @pytest.mark.parametrize(
@@ -79,8 +85,7 @@ def pyros_loss(program: Program, family: str, params: Any, batch: ClientBatch) -
     [(f, b) for f in FAMILIES for b in (None, 2, 100) if b is None or f != "conditional"],
 )
 def test_elbo_is_pyros_and_the_sum_of_the_clients(family: str, size: int | None) -> None:
-    data = federation()
-    program = read(regression, FAMILIES[family], data)
+    data, program = federation(), regression_under(family)
     start = at_random(program)
     everyone, params = torch.arange(4), pooled_params(program, start, 4)
     batch = batch_of(data, size, everyone)

@@ -211,7 +211,7 @@ def test_a_registered_module_is_learned_as_params_are(how: str, engine: Any) -> 
     same = net()
     models = [registered, shifted(lambda b: by_hand(b, same))]
     fits = [
-        fit(hierfl.methods.fedsvi(model), federation(), rounds=5, engine=engine) for model in models
+        fit(hierfl.methods.fedsvi(model), federation(), rounds=2, engine=engine) for model in models
     ]
     pyro.clear_param_store()
     assert fits[0].history["elbo"].tolist() == pytest.approx(fits[1].history["elbo"].tolist())

@@ -1,7 +1,7 @@
 """Continuous latent sites of rows are integrated out: closed forms, quadrature by SciPy, and every method."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -372,10 +372,11 @@ def test_clients_weight_fewer_draws_where_each_takes_integrals(
     assert asked == [2000, 100]
 
 
+@cache
 def quick(model: Program) -> hierfl.Fit:
     """Return a quick fit: what is inferred of rows holds at whatever draws it has."""
     method = methods.fedsvi(model)
-    return hierfl.fit(method, data(), rounds=4, seed=0, progress=False, settings=SETTINGS)
+    return hierfl.fit(method, data(), rounds=1, seed=0, progress=False, settings=SETTINGS)
 
 
 @pytest.mark.parametrize(

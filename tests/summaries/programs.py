@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import hierfl
-from hierfl import ClientBatch, ClientData, Program, full_batch, guides
+from hierfl import ClientBatch, ClientData, Program, full_batch
 from hierfl.core.gaussians import Factor
+from hierfl.program.read import read_model
 from hierfl.summaries.factor import factor_of
 from hierfl.summaries.packed_rows import PackedRows, packed
 from hierfl.summaries.reading import Line, nodes_of
@@ -50,11 +50,11 @@ _READ: dict[Any, Program] = {}
 
 
 def program_of(model: Any, data: ClientData | None = None) -> Program:
-    """Return a program, read with the guide of two_stage; on `people()` it is read once."""
+    """Return the program of a model, which lacks a guide; on `people()` it is read once."""
     if data is not None:
-        return hierfl.read(model, guides.conditional, data)
+        return read_model(model, data).program
     if model not in _READ:
-        _READ[model] = hierfl.read(model, guides.conditional, people())
+        _READ[model] = read_model(model, people()).program
     return _READ[model]
 
 

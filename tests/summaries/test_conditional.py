@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import hierfl
-from hierfl import ClientBatch, ClientData, guides
+from hierfl import ClientBatch, ClientData
 from hierfl.core.process import double_precision
 from hierfl.methods.stages.two_stage import seen_in
+from hierfl.program.read import read_model
 from hierfl.summaries.conditional import NodeProposal, Proposal, proposals_at
 
 MEASURES = [-1.2, 0.1, 0.2, 1.3]
@@ -49,7 +49,7 @@ def test_proposals_of_a_client_of_either_kind_are_of_both_at_each_draw() -> None
     y = torch.tensor(MEASURES).double()
     data = ClientData.from_arrays([f"c{k}" for k in range(len(y))], y=y.float())
     with double_precision():
-        hierarchy = seen_in(hierfl.read(kinds, guides.conditional, data)).hierarchy
+        hierarchy = seen_in(read_model(kinds, data).program).hierarchy
         wide = Proposal(torch.zeros(len(y), 2, 1), torch.full((len(y), 2, 1, 1), 1.2))
         factor = torch.full((len(y), 1, 1), NOISE**-2), y[:, None] * NOISE**-2
         row = hierarchy.batch({}, len(y))

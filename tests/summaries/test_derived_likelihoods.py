@@ -7,7 +7,8 @@ import torch
 
 import hierfl
 from benchmarks.family_programs import drawn, family_of, program, response_of
-from hierfl import ClientBatch, guides, methods, models
+from hierfl import ClientBatch, methods, models
+from hierfl.program.read import read_model
 from hierfl.summaries.reading import read_likelihood, seen_line
 from tests.programs import doubled, federation
 
@@ -20,13 +21,13 @@ def test_the_predictors_of_hierfls_own_logistic_regression_are_found(centered: b
     )
     data = federation((30, 20))
     labels = data.fields["ill"] if centered else data.fields["ill"].long()
-    reading = read_likelihood(hierfl.read(model, guides.conditional, data.with_fields(ill=labels)))
+    reading = read_likelihood(read_model(model, data.with_fields(ill=labels)).program)
     assert seen_line(reading).inside.tolist() == list(range(reading.size))
     assert (reading.effects is None) == centered
 
 
 def test_a_derived_likelihood_with_another_density_has_no_predictor() -> None:
-    reading = read_likelihood(hierfl.read(doubled, guides.conditional, federation()))
+    reading = read_likelihood(read_model(doubled, federation()).program)
     assert not len(seen_line(reading).inside)
 
 
@@ -73,7 +74,7 @@ def test_first_rows_that_hide_the_predictor_are_read_as_others(name: str) -> Non
     hidden = data.fields["y"].clone()
     hidden[:8] = 0.0
     rows = data.with_fields(y=hidden)
-    found = read_likelihood(hierfl.read(program(name), guides.conditional, rows))
+    found = read_likelihood(read_model(program(name), rows).program)
     sites = found.program.latents.global_block.sites
     names = [site.name for site in sites for _ in range(site.size)]
     read = {names[j] for j in found.shared.tolist()}

@@ -78,7 +78,7 @@ def test_chains_start_with_curvatures_that_grow_where_these_are_usable() -> None
     starts = Fallback(federate(method, series().select([0, 1]), seed=0), None).chains._starts
     with double_precision(), torch.no_grad(), unchecked():
         g = torch.Generator().manual_seed(0)
-        start = starts.heaviest(torch.randn(256, 2, generator=g, dtype=torch.float64))
+        start = starts.heaviest(torch.randn(64, 2, generator=g, dtype=torch.float64))
         right, points = start.standard, start.points
         far = right._replace(shift=right.shift + 1e4)
         assert starts._are_usable(right, points, far, points)

@@ -15,6 +15,7 @@ from hierfl import ClientData, ProgramError
 from hierfl.methods import two_stage
 from hierfl.summaries.noisy_sums import log_of_sum
 from hierfl.summaries.row_noise import RowNoise
+from tests.methods.test_messages import exchange
 from tests.programs import federation, fit
 
 pytestmark = pytest.mark.filterwarnings("ignore:the noise hides")
@@ -52,8 +53,8 @@ def method(epsilon: float, *, draws: int = 400, **options: Any) -> Any:
 
 
 def sums(data: ClientData, **options: Any) -> dict[str, Tensor]:
-    """Return what clients send: of few draws, which do not change it."""
-    return dict(vars(fit(method(draws=100, **options), data).progress.server.factors))
+    """Return what clients send."""
+    return dict(exchange(method(**options), data)[1]["factor"].value)
 
 
 def drawn(fitted: Any) -> dict[str, np.ndarray]:
@@ -144,7 +145,7 @@ def test_noise_is_of_the_secret_alone_and_another_client_has_other_noise() -> No
 
 def test_what_leaves_is_noisy_sums_and_the_number_of_rows() -> None:
     data, _ = simulated(2, clients=3)
-    fitted = fit(method(1.0), data)
+    fitted = fit(method(1.0, draws=100), data)
     assert set(fitted.history["epsilon"]) == {1.0} and len(fitted.history) == 1
     factors = vars(fitted.progress.server.factors)
     assert {name for name, value in factors.items() if value is not None} == {
@@ -169,7 +170,7 @@ def test_sums_below_zero_and_no_eigenvalue_above_are_no_error() -> None:
 def test_covariates_that_the_noise_hides_are_said() -> None:
     data, _ = simulated(5, clients=3, rows=6)
     with pytest.warns(UserWarning, match="noise hides the clients' covariates"):
-        fit(method(0.5), data)
+        fit(method(0.5, draws=100), data)
 
 
 def test_a_bound_of_responses_is_asked_for_and_refused_elsewhere() -> None:

@@ -152,7 +152,7 @@ def test_the_posterior_is_that_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_polynomial_that_misses_rows_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     data = hospitals(SIZES)
     monkeypatch.setattr(expansion, "ERROR", 1e-9)
-    found = fit(two_stage(slopes), data)
+    found = fit(two_stage(slopes, draws=500), data)
     assert not bool(found.progress.table.fits.any())
     assert float(found.history["k_hat"].iloc[-1]) < 0.7
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import hierfl
-from hierfl import ClientBatch, ClientData, guides, read
+from hierfl import ClientBatch, ClientData
 from hierfl.core.process import double_precision
 from hierfl.data.batch import in_double
+from hierfl.program.read import read_model
 from hierfl.summaries.reading import Reading, read_likelihood, seen_line
 from tests.sampled import sampled
 from tests.summaries import programs
@@ -193,7 +194,7 @@ def test_a_likelihood_reads_the_site_of_a_branch_that_no_row_of_the_prototype_ta
                 pyro.factor("y_term", torch.where(batch.y == 0.0, none, some))
 
     data = ClientData.from_arrays([0] * 9 + [1] * 9, y=torch.arange(18.0) % 9 + 1.0)
-    reading = read_likelihood(read(model, guides.delta, data))
+    reading = read_likelihood(read_model(model, data).program)
     assert sorted(read_sites(reading)) == ["size", "zero"]
 
 
