@@ -50,6 +50,14 @@ def not_synced() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def without_copies() -> Iterator[None]:
+    """Let nodes answer in this process: tests of limits and of transports copy it, which takes 50 ms a request."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hierfl.engine.supervised.CAN_COPY", False)
+        yield
+
+
 @pytest.fixture(autouse=True, scope="session")
 def in_double() -> None:
     """Fixtures of a file are in double precision, as its tests are."""
