@@ -14,7 +14,7 @@ from hierfl.nodes import node
 from tests.read_once import Programs, once
 
 # whose tests are of what comes after reading a program
-ROOMS = "diagnostics engine formulas methods nodes posterior report runs summaries".split()
+ROOMS = "diagnostics engine flower formulas methods nodes posterior report runs summaries".split()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,6 +39,22 @@ def eager_unless_asked() -> Iterator[None]:
     """Let `compile="auto"` compile nothing: on a busy machine it compiles what takes a second eagerly."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hierfl.runs.one_run.worth_compiling", lambda *of_a_run: False)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def not_synced() -> Iterator[None]:
+    """Leave it to the system when files reach the disk: nodes ask 6,000 times; tests of `fsync` patch it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture
+def without_copies() -> Iterator[None]:
+    """Let nodes answer in this process: tests of limits and of transports copy it, which takes 50 ms a request."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hierfl.engine.supervised.CAN_COPY", False)
         yield
 
 

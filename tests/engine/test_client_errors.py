@@ -16,6 +16,7 @@ import hierfl
 from hierfl import ClientBatch, ClientData, ClientError, methods, models
 from hierfl.core import noise
 from hierfl.core.trees import tree_leaves
+from hierfl.diagnostics.checks_of_rounds import clients_of_rounds
 from hierfl.engine.aggregate import far_out
 from hierfl.optimizers import SGD
 from tests.programs import fit
@@ -166,11 +167,12 @@ def test_skipping_is_refused_where_no_client_can_be_left_out() -> None:
         run(methods.fedsvi(slopes), data, on_client_error="ignore")
 
 
-def test_the_report_names_who_was_left_out_and_why(tmp_path: Path) -> None:
-    fitted = run(METHODS["fedsvi"](), rows({BAD: -1.0}))
-    fitted.federation.data.fields["scale"].clamp_(min=1.0)  # so that the page can predict its rows
-    warned = fitted.report(tmp_path / "report.html", draws=60).warnings
-    [said] = [text for text in warned if "left out" in text]
+def warnings_of(fitted: hierfl.Fit) -> list[str]:
+    return [check.answer for check in clients_of_rounds(fitted) if check.verdict == "warning"]
+
+
+def test_who_was_left_out_is_named_with_the_reason() -> None:
+    [said] = warnings_of(run(METHODS["fedsvi"](), rows({BAD: -1.0})))
     assert "1 of 6 clients" in said and "cow (in 3 of 3 rounds, first in round 1: it fails" in said
 
 
@@ -183,7 +185,7 @@ def test_new_clients_that_fail_are_named() -> None:
         assert torch.equal(leaf[BAD], first[BAD])
 
 
-def test_an_update_far_out_is_named_and_counted(tmp_path: Path) -> None:
+def test_an_update_far_out_is_named_and_counted() -> None:
     """Of twelve clients one sends a gradient a thousand times larger: its labels are in other units."""
     g = torch.Generator().manual_seed(0)
     ids = torch.arange(12).repeat_interleave(10)
@@ -203,8 +205,7 @@ def test_an_update_far_out_is_named_and_counted(tmp_path: Path) -> None:
     [one] = far.history["far_out"][0]
     assert one["client"] == "h" and one["times"] > 100
     assert far.history["clients"].tolist() == [12, 12], "it is counted"
-    warned = far.report(tmp_path / "report.html", draws=60).warnings
-    assert any("far larger than the others of their round: h (in" in text for text in warned)
+    assert any("far larger than the others of their round: h (in" in t for t in warnings_of(far))
 
 
 @pytest.mark.parametrize(

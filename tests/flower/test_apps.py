@@ -19,6 +19,8 @@ from tests.methods.cases import shared as _shared
 from tests.nodes.one_process import rows
 from tests.programs import assert_close, fit, logistic, regression
 
+pytestmark = pytest.mark.usefixtures("without_copies")
+
 NAMES = ("east", "north", "south", "west")
 
 

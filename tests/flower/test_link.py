@@ -23,6 +23,8 @@ from tests.flower.test_apps import Grid, identity
 from tests.nodes.one_process import rows
 from tests.programs import fit, logistic
 
+pytestmark = pytest.mark.usefixtures("without_copies")
+
 __all__ = ["identity"]  # a fixture of every test here
 
 

@@ -181,9 +181,7 @@ def test_a_crash_at_any_write_leaves_a_ledger_that_adds_up(
     assert json.loads((tmp_path / log.MARK).read_bytes())[0] == len(again.entries)
 
 
-def test_a_full_disk_loses_no_spending_and_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_loses_no_spending_and_says_what_to_do(tmp_path: Path) -> None:
     """Nothing more is written from some point on, until there is space; then the node goes on."""
     for at in range(0, 16, 5):
         folder, left = tmp_path / str(at), [at]
@@ -199,7 +197,7 @@ def test_a_full_disk_loses_no_spending_and_says_what_to_do(
 
             return write
 
-        with monkeypatch.context() as patched:
+        with pytest.MonkeyPatch.context() as patched:
             for name in ("pwrite", "fsync"):
                 patched.setattr(os, name, full(getattr(os, name)))
             for _ in range(2):
@@ -213,12 +211,10 @@ def test_a_full_disk_loses_no_spending_and_says_what_to_do(
     assert left[0] >= 0, "the last one has had enough space"
 
 
-def test_no_kill_of_an_answer_stops_the_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_kill_of_an_answer_stops_the_node(tmp_path: Path) -> None:
     """Whatever step of an answer is the last, the same answer is given afterwards, and is paid for once."""
     expected, sync = ask(noisy(tmp_path / "whole"), 0), os.fsync
-    for at in range(0, 40, 7):
+    for at in range(0, 40, 9):
         count = [0]
 
         def fsync(handle: int, at: int = at, count: list[int] = count) -> None:
@@ -228,7 +224,7 @@ def test_no_kill_of_an_answer_stops_the_node(
             sync(handle)
 
         folder = tmp_path / str(at)
-        with monkeypatch.context() as patched:
+        with pytest.MonkeyPatch.context() as patched:  # of no program
             patched.setattr(os, "fsync", fsync)
             try:
                 ask(noisy(folder), 0)

@@ -96,7 +96,7 @@ def test_a_node_whose_rows_cannot_be_used_is_named(tmp_path: Path) -> None:
     parts, why = without_west("words")
     nodes = in_process(parts, tmp_path / "nodes")
     fit = fitted(formula(), nodes)
-    report = fit.report(tmp_path / "report.html")
+    report = fit.report(tmp_path / "report.html", draws=60)
     assert_said((tmp_path / "report.html").read_text().replace("&#39;", "'"), "west", why)
     assert_said(str(report.warnings), "west", why)
     assert not report.trustworthy

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 import hierfl
@@ -10,6 +11,8 @@ from hierfl.cli.officer_page import write_page
 from hierfl.nodes import Answer, over
 from hierfl.nodes.envelope import write_request
 from tests.nodes.transports import demo, demo_stations, patients
+
+pytestmark = pytest.mark.usefixtures("without_copies")
 
 
 def run(*command: str) -> int:

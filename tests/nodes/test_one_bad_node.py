@@ -31,6 +31,8 @@ from tests.methods.cases import CASES, shared
 from tests.nodes.one_process import rows
 from tests.programs import assert_close, regression
 
+pytestmark = pytest.mark.usefixtures("without_copies")
+
 __all__ = ["identity"]  # a fixture of every test here
 
 TEXT = "y ~ scale(age) + sex + (1 | site) + (1 | region)"

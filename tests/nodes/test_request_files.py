@@ -30,6 +30,8 @@ from hierfl.nodes.same_process import folder_of
 from tests.nodes.test_faults import plain
 from tests.nodes.transports import RAN, TEXT, Evil, assert_same, frames, plain_stations
 
+pytestmark = pytest.mark.usefixtures("without_copies")
+
 ASK = write_request("schema", Question("columns", least=5).json().encode())
 
 

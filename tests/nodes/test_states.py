@@ -76,7 +76,7 @@ def under(fit: FitOverNodes, change: Any, *, ends: bool = False) -> FitOverNodes
     return replace(fit, ask=ask)
 
 
-@pytest.mark.slow("fedsvi")
+@pytest.mark.slow("two_stage")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MODELS)
 def test_no_question_is_answered_under_other_parameters(name: str, tmp_path: Path) -> None:

@@ -100,12 +100,14 @@ def test_hostile_requests_are_answered_by_a_fixed_text(way: Way, tmp_path: Path)
     assert not RAN.exists()
 
 
+@pytest.mark.usefixtures("without_copies")
 @pytest.mark.slow("https")
 def test_hostile_answers_are_refused(some_way: Way, tmp_path: Path) -> None:
     nodes = some_way.reached(lying(plain_stations(tmp_path)))
     assert_refused(hierfl.nodes.fit(plain(), nodes, rounds=len(HOSTILE)))
 
 
+@pytest.mark.usefixtures("without_copies")
 @pytest.mark.parametrize("name", INTRODUCTIONS)
 def test_a_node_that_introduces_nobody_is_left_out(name: str, tmp_path: Path) -> None:
     """Over each transport another answer is left out below."""
@@ -125,6 +127,7 @@ def test_what_is_no_answer_is_refused(way: Way, tmp_path: Path) -> None:
     assert text.count("not JSON") == 2 and "it answers another request" in text
 
 
+@pytest.mark.usefixtures("without_copies")
 @pytest.mark.slow("https")
 def test_a_node_in_the_place_of_another_is_named(
     way: Way, request: pytest.FixtureRequest, tmp_path: Path

@@ -36,6 +36,7 @@ from tests.nodes.transports import RAN, TEXT, Evil, formula, frames
 from tests.nodes.ways import Organizations, algorithm
 
 pytestmark = [
+    pytest.mark.usefixtures("without_copies"),
     pytest.mark.filterwarnings("ignore:the rounds ended"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of vantage6
 ]
