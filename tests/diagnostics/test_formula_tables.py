@@ -62,7 +62,7 @@ def test_it_prints_formula_tables_and_verdict() -> None:
     headings = [heading for heading, _ in found.tables]
     assert [line for line in lines if line in headings] == headings
     assert "".join(lines[-8:]).count(found.verdict[:20]) == 1
-    page = found._repr_html_()  # type: ignore[attr-defined]
+    page = found._repr_html_()
     assert all(heading in page for heading in headings)
 
 
