@@ -105,6 +105,14 @@ class Mode(NamedTuple):
         own = (self.slopes @ away[:, None, :, None] + self.own_tril @ own)[..., 0]
         return self.loc + torch.cat([away, own.flatten(1)], 1)
 
+    def gain(self, slope: Tensor) -> float:
+        """Return by how much the log density is expected to rise beyond `loc`, of a slope (K,) there: 0 at a mode."""
+        size = len(self.tril)
+        leading, own = slope[:size], slope[size:].view(self.own_tril.shape[:2])
+        leading = leading + (own[..., None] * self.slopes).sum((0, 1))
+        ahead = self.tril.mT @ leading, (own[:, None] @ self.own_tril).flatten()
+        return 0.5 * float(torch.cat(ahead).square().sum())
+
     def back(self, z: Tensor) -> Tensor:
         """Return x (C, K) at z (C, K)."""
         away, own = self._parts(z - self.loc)

@@ -477,6 +477,8 @@ def test_a_mode_is_the_normal_distribution_that_its_curvature_tells() -> None:
             torch.testing.assert_close(mode.back(mode.at(x)), x)
             own = normal_about(mode.loc, falls.of_all()).tril
             torch.testing.assert_close(own @ own.mT, precision.inverse(), rtol=1e-5, atol=1e-5)
+            rise = 0.5 * (x[0] @ precision @ x[0])  # to the mode, from a point beside it
+            assert mode.gain(slopes(mode.loc + x[0])) == pytest.approx(float(rise), rel=1e-5)
             torch.testing.assert_close(again.at(x), mode.at(x), rtol=1e-5, atol=1e-5)
 
 

@@ -45,6 +45,7 @@ POINTS, ASCENT, LONGEST, MODES, DISTANT = 5, 60, 1.0, 3, 0.5
 FIRST, LENGTH = 40, 0.1  # steps before these, and their length
 # sds that modes are apart at least, and nats of their mass that the others may have less
 FAR, LESS = 4.0, 3.0
+RISE = 1.0  # nats by which the density may still rise beyond a mode
 NOWHERE_FINITE = (
     "the joint log density is not finite at any draw of the priors, nor near 0: check the scales of "
     "the priors and what the model computes from their draws"
@@ -142,9 +143,14 @@ class ChainStarts:
         (first, most), *others = sorted(reached, key=lambda of: -of[1])
         modes = [first]
         for of, mass in others:
-            if mass > most - LESS and all(_are_apart(of, one) for one in modes):
+            is_new = mass > most - LESS and all(_are_apart(of, one) for one in modes)
+            if is_new and self._is_reached(alone, of) and self._is_reached(alone, first):
                 modes.append(of)
         return modes
+
+    def _is_reached(self, standard: Standard, mode: Mode) -> bool:
+        """Return whether a climb has ended at a mode: where a noise of 0 has an infinite density, none does."""
+        return mode.gain(self._narrowed(mode.loc[None], standard)[1][0]) < RISE
 
     def _about_mode(
         self, alone: Standard, draws_z: Tensor, first: Mode
