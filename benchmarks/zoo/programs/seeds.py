@@ -10,6 +10,7 @@ import pyro.distributions as dist
 
 SOURCE = "BUGS volume I, Seeds"
 IDIOM = "one row a client, vague priors"
+LOGS = ("tau",)  # its variance rests on few draws
 
 
 def rows() -> dict[str, Any]:
