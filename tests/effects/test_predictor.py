@@ -54,7 +54,6 @@ CASES: list[tuple[str, Any]] = [
 NAMES = [f"{getattr(family, 'name', family)}: {text}" for text, family in CASES]
 
 
-@pytest.mark.slow(*NAMES[1::2])
 @pytest.mark.parametrize(("text", "family"), CASES, ids=NAMES)
 def test_rows_of_clients_have_the_mean_of_the_program_and_the_columns_of_their_frame(
     text: str, family: Any
