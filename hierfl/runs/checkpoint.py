@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,7 @@ from hierfl.runs.run_folder import RECORD, clear, draft_of, prune, put, round_of
 from hierfl.runs.run_folder import checkpoints as checkpoints
 
 FORMAT, VERSION = "hierfl-run", 4
-# of `Progress`, in the record
-PROGRESS = (
-    *("round", "compiled", "history", "chosen", "verdict", "corrected", "ended", "one_mode"),
-)
+PROGRESS = tuple(of.name for of in fields(Progress) if of.name not in ("server", "table"))
 
 
 def save(
@@ -88,9 +86,8 @@ def _write_draft(
         else:
             tensors = {k: v.contiguous() for k, v in content.items()}
             hashes[name] = _write_tensors(draft / name, tensors)
-    fields = {name: getattr(progress, name) for name in PROGRESS}
-    record = {"format": FORMAT, "version": VERSION, **fields}
-    record |= {"hashes": hashes, "about": sealed(about)}
+    record = {"format": FORMAT, "version": VERSION, "hashes": hashes, "about": sealed(about)}
+    record |= {name: getattr(progress, name) for name in PROGRESS}
     content = json.dumps({**record, "sha256": digest(record)}).encode()
     write_private(draft / RECORD, content)
     sync(draft)

@@ -206,7 +206,7 @@ class Fallback:
     def searched(self, where: Progress) -> Progress:
         """Return the progress of a run whose rounds are done, after the search for modes that it needs."""
         done = where.history[-1].get("stage") == DONE and not bool(where.server.chained)
-        if not done or not self._looks_for_modes:
+        if not done or why_tired(where.history) is not None or not self._looks_for_modes:
             return where
         return replace(where, one_mode=not self.chains.has_modes(where.server))
 

@@ -109,12 +109,13 @@ def _each_round(fitted: Fit, call: FitArguments, *, chosen: bool) -> Generator[F
                         where, why = _next(each_round, watch, where, fallback)
                 except StopIteration:
                     return
-            if fallback is not None and why is None:
-                where = fallback.searched(where)
-                why = fallback.why_over(where)
-            if fallback is not None and why is not None:
-                yield replace(fitted, progress=fallback.ended(where, why))
-                return
+            if fallback is not None:
+                if why is None:
+                    where = fallback.searched(where)
+                    why = fallback.why_over(where)
+                if why is not None:
+                    yield replace(fitted, progress=fallback.ended(where, why))
+                    return
             repeat_warnings(caught)
             if not where.history:
                 raise TimeoutError(f"{why}, before the first was done: allow more")

@@ -40,7 +40,7 @@ def conditional(log_s: float) -> tuple[torch.Tensor, float]:
 def of_product(log_s: float) -> Centering:
     at = torch.cat([conditional(log_s)[0], torch.tensor([log_s], dtype=torch.float64)])
     inside, sd = torch.arange(3), torch.full((4,), 0.3, dtype=torch.float64)
-    return ScaledPoint(slopes, at, sd, torch.ones(3), inside, torch.tensor([3]), 4).centering()
+    return ScaledPoint(slopes, at, sd, torch.ones(3), inside, torch.tensor([3]), 4, 0).centering()
 
 
 def test_numbers_follow_their_mode_and_sd_along_a_product() -> None:
@@ -73,7 +73,7 @@ def test_what_nothing_scales_is_left() -> None:
 
     at, sd = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
     first, second = torch.arange(2)[:, None]
-    centering = ScaledPoint(normal, at, sd, torch.full((1,), 0.2), first, second, 2).centering()
+    centering = ScaledPoint(normal, at, sd, torch.full((1,), 0.2), first, second, 2, 0).centering()
     assert not len(centering.mode)
 
 

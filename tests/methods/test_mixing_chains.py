@@ -470,7 +470,7 @@ def test_a_mode_is_the_normal_distribution_that_its_curvature_tells() -> None:
             def slopes(z: Tensor, loc: Tensor = mode.loc, precision: Tensor = precision) -> Tensor:
                 return (loc - z) @ precision
 
-            falls = bends(slopes, mode.loc, 2, 2)
+            falls = bends(slopes, mode.loc, 1, 2)
             torch.testing.assert_close(falls.matrix(), precision, rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(falls.diagonal(), falls.matrix().diagonal())
             again = normal_about(mode.loc, falls)

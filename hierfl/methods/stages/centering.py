@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from hierfl.core.gaussians import least_squares_solution
-from hierfl.methods.stages.modes import Bends, Slopes, bends
+from hierfl.methods.stages.modes import Slopes, bends
 
 MOST = 30.0  # of a growth, smoothly: numbers stay finite
 # global numbers of which there is a matrix, at most, and others beside them
@@ -146,14 +146,14 @@ class ScaledPoint:
     inside: Tensor  # (P,) int64
     outside: Tensor  # (U,) int64
     shared: int  # how many of the first are global
-    own: int = 0  # how many of the others each client has
+    own: int  # how many of the others each client has
 
     def centering(self) -> Centering:
         """Return how numbers move about it."""
         pairs = len(self.inside) * len(self.outside)
         if not pairs or 4 * pairs > POINTS:
             return uncentered()
-        here = self._bends(self.at).matrix()[self.inside]
+        here = bends(self.slopes, self.at, self.shared, self.own).matrix()[self.inside]
         own = here[:, self.inside]
         response = -least_squares_solution(own, here[:, self.outside])  # (P, U), of modes
         growth = bend = torch.zeros_like(response)
@@ -191,11 +191,7 @@ class ScaledPoint:
 
     def _precisions(self, numbers: Tensor) -> Tensor:
         """Return the precisions (P,) of those inside, each given all others."""
-        return self._bends(numbers).diagonal()[self.inside]
-
-    def _bends(self, numbers: Tensor) -> Bends:
-        clients = (len(numbers) - self.shared) // self.own if self.own else 0
-        return bends(self.slopes, numbers, self.own if clients else 0, clients)
+        return bends(self.slopes, numbers, self.shared, self.own).diagonal()[self.inside]
 
     def _along(self, own: Tensor, response: Tensor, growth: Tensor, bend: Tensor) -> Centering:
         """Return the coordinates by a precision `own` (P, P), and of modes the path and what drifts beside."""

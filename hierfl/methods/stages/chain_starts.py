@@ -140,17 +140,14 @@ class ChainStarts:
         """Return the mode of most mass, and those far from it of nearly as much, that climbs reach."""
         highest = self._ascended(alone, draws_z)
         reached = [self._mode_at(alone, x) for x in highest]
-        (first, most), *others = sorted(reached, key=lambda of: -of[1])
+        (first, most, rise), *others = sorted(reached, key=lambda of: -of[1])
         modes = [first]
-        for of, mass in others:
-            is_new = mass > most - LESS and all(_are_apart(of, one) for one in modes)
-            if is_new and self._is_reached(alone, of) and self._is_reached(alone, first):
+        for of, mass, left in others:
+            # where a noise of 0 has an infinite density, no climb ends
+            is_mode = rise < RISE and left < RISE
+            if is_mode and mass > most - LESS and all(_are_apart(of, one) for one in modes):
                 modes.append(of)
         return modes
-
-    def _is_reached(self, standard: Standard, mode: Mode) -> bool:
-        """Return whether a climb has ended at a mode: where a noise of 0 has an infinite density, none does."""
-        return mode.gain(self._narrowed(mode.loc[None], standard)[1][0]) < RISE
 
     def _about_mode(
         self, alone: Standard, draws_z: Tensor, first: Mode
@@ -286,11 +283,12 @@ class ChainStarts:
         # at scales of 0.001 the climbs of many end before the mode
         return torch.stack([climbed(narrowed, x) for x in chosen])
 
-    def _mode_at(self, standard: Standard, at: Tensor) -> tuple[Mode, float]:
-        """Return a mode and the log mass about it, by its curvature: the higher one may be narrow."""
+    def _mode_at(self, standard: Standard, at: Tensor) -> tuple[Mode, float, float]:
+        """Return a mode, the log mass about it by its curvature, as the higher may be narrow, and the rise left."""
         mode = self._normal_about(standard, at)
-        value = self._narrowed(at[None], standard)[0] + mode.volume
-        return mode, float(value.nan_to_num(nan=-torch.inf, posinf=-torch.inf))
+        value, slope = self._narrowed(at[None], standard)
+        mass = (value + mode.volume).nan_to_num(nan=-torch.inf, posinf=-torch.inf)
+        return mode, float(mass), mode.gain(slope[0])
 
     def _fault(self, z: Tensor) -> str:
         """Say which term is not finite at z (K,): a prior, or the likelihood of a client's rows."""
@@ -337,8 +335,7 @@ class ChainStarts:
         return normal_about(at, self._bends(lambda x: self._narrowed(x, standard)[1], at))
 
     def _bends(self, slopes: Slopes, at: Tensor) -> Bends:
-        own = (self.joint.own, self.joint.rows.clients) if self.joint.has_own else (0, 0)
-        return bends(slopes, at, *own)
+        return bends(slopes, at, self.joint.shared, self.joint.own)
 
     def _about_scales(self, alone: Standard, mode: Tensor) -> ChainStart | None:
         """Return a start about the mode of the scales alone, the numbers that they scale being integrated.

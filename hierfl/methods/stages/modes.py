@@ -129,9 +129,10 @@ class Bends(NamedTuple):
         return torch.cat([self.leading.diagonal(), self.own.diagonal(dim1=1, dim2=2).flatten()])
 
 
-def bends(slopes: Slopes, at: Tensor, own: int = 0, clients: int = 0) -> Bends:
-    """Return how slopes fall about a point (K + N E,), of N `clients` with E `own` numbers each."""
-    size, shared = len(at), len(at) - clients * own
+def bends(slopes: Slopes, at: Tensor, shared: int, own: int) -> Bends:
+    """Return how slopes fall about a point: of `shared` numbers, and of `own` ones of each client if any follow."""
+    size, own = len(at), own if len(at) > shared else 0
+    clients = (size - shared) // max(1, own)
     moves = torch.zeros(shared + own, size)
     moves[:shared, :shared] = STEP * torch.eye(shared)
     moves[shared:, shared:] = STEP * torch.eye(own).repeat(1, clients)
