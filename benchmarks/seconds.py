@@ -125,7 +125,8 @@ def print_hard(names: Sequence[str]) -> None:
         if asked.fit is None:
             nuts = hard_by_nuts(name)
             bound = f"NUTS {nuts.seconds:.1f}, R-hat {nuts.r_hat:.2f}"
-            worst = apart(v["sites"], kept_answers().get(name, {}).get("sites", nuts.sites))
+            kept = kept_answers().get(name) if name in ZOO else None
+            worst = apart(v["sites"], nuts.sites if kept is None else kept["sites"])
             away = f"{worst.mean:.2f} ({worst.mean_site}) | {worst.ratio:.2f} ({worst.ratio_site})"
         print(
             f"| {name} | {v['rounds']} | {v['k_hat']:.2f} | {v['fit']:.1f} | {bound} "

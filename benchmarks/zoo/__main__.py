@@ -147,7 +147,11 @@ def kept_answers() -> dict[str, Any]:
 
 
 def apart(fit: Mapping[str, Any], nuts: Mapping[str, Any]) -> Apart:
-    """Compare the sites that both have."""
+    """Compare the sites that both have.
+
+    Raises:
+        ValueError: they have none in common.
+    """
     mean, ratio = (0.0, ""), (1.0, "")
     for name in fit.keys() & nuts.keys():
         loc, sd = (np.array(nuts[name][key]) for key in ("mean", "sd"))
@@ -159,6 +163,8 @@ def apart(fit: Mapping[str, Any], nuts: Mapping[str, Any]) -> Apart:
             mean = max(mean, (float(away.max()), name))
             worst = ratios[np.abs(np.log(np.maximum(ratios, 1e-9))).argmax()]
             ratio = max(ratio, (float(worst), name), key=lambda r: abs(np.log(max(r[0], 1e-9))))
+    if not mean[1]:
+        raise ValueError(f"no site that moves is in both: {sorted(fit)}, {sorted(nuts)}")
     return Apart(*mean, *ratio)
 
 

@@ -25,22 +25,30 @@ def rows() -> dict[str, Any]:
 
 def model(batch: Any) -> None:
     """Shifts are Normal."""
-    tau, own = scales()
-    slope = pyro.sample("slope", dist.Normal(0.0, tau * own).to_event(1))
-    observe(batch, slope, dist.Normal)
+    observe(batch, centered(), dist.Normal)
 
 
 def for_numpyro(batch: Any) -> None:
     """The same: NUTS draws slopes as standard Normal ones."""
-    tau, own = scales()
+    observe(batch, non_centered(), dist.Normal)
+
+
+def centered() -> Any:
+    """Sample the slopes."""
+    return pyro.sample("slope", dist.Normal(0.0, scales()).to_event(1))
+
+
+def non_centered() -> Any:
+    """Sample the slopes as standard Normal numbers."""
+    scale = scales()
     raw = pyro.sample("raw", dist.Normal(torch.zeros(8), 1.0).to_event(1))
-    observe(batch, pyro.deterministic("slope", tau * own * raw), dist.Normal)
+    return pyro.deterministic("slope", scale * raw)
 
 
-def scales() -> tuple[Any, Any]:
-    """Sample the scale that slopes share, and their own."""
+def scales() -> Any:
+    """Sample the scale that slopes share, and their own; return the products."""
     tau = pyro.sample("tau", dist.HalfCauchy(0.1))[..., None]
-    return tau, pyro.sample("own", dist.HalfCauchy(torch.ones(8)).to_event(1))
+    return tau * pyro.sample("own", dist.HalfCauchy(torch.ones(8)).to_event(1))
 
 
 def observe(batch: Any, slope: Any, family: Any) -> None:
