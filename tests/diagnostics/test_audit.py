@@ -128,6 +128,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "_shared.loc" in shown.output and "client 'switzerland' sent" in shown.output
     weights = runner.invoke(app, ["audit", "fedavg", "--rounds", "1"])
     assert "theta.weight" in weights.output and "sent 6 numbers" in weights.output
+    sites = runner.invoke(app, ["audit", "fola", "--rounds", "1"])
+    assert "shift" in sites.output and "sent 11 numbers" in sites.output
     refused = runner.invoke(app, ["audit", "fedrep"], env={"COLUMNS": "400"})
     assert refused.exit_code == 2 and "needs a head" in refused.output
     assert "build it with a model and options that it takes" in refused.output

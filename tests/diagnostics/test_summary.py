@@ -62,8 +62,10 @@ def conjugate(data: ClientData, name: str) -> hierfl.Fit:
 def test_shrinkage_of_means_is_the_closed_form() -> None:
     """B = (1 / n_k) / (1 / n_k + 1): 1/3, 1/2 and 1/4."""
     fitted = conjugate(three(), "means")
+    frame = fitted.summary(draws=50).frame.query("site == 'b'")
     wanted = exact(three(), "means").given_cov.flatten().numpy()
     np.testing.assert_allclose(wanted, [1 / 3, 1 / 2, 1 / 4])
+    np.testing.assert_allclose(frame["shrinkage"], wanted, rtol=0.2)
     found = shrinkage(fitted, ["b"], points=400, draws=32)["b"].value
     np.testing.assert_allclose(found, wanted, rtol=0.04)
     # the posterior mean lies so far between the client's own mean and that of all

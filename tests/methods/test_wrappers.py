@@ -100,9 +100,8 @@ def test_all_clients_train_some_are_averaged_and_the_loss_is_over_all(make: Any)
         assert not torch.allclose(some.message[name], value, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("make", "when"), [(fedavg, "adapting"), (ditto, "every round"), (pfedme, "adapting")]
-)
+@pytest.mark.parametrize("when", ["adapting", "every round"])
+@pytest.mark.parametrize("make", [fedavg, ditto, pfedme])
 def test_training_does_not_depend_on_fine_tuning(make: Any, when: Any) -> None:
     data, method = federation((5, 3, 7)), make(model_for(make), **SMALL)
     tuned_method = fine_tuned(method, steps=3, when=when, optimizer=SGD(0.05), **FEW)

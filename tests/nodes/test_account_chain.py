@@ -214,7 +214,7 @@ def test_a_full_disk_loses_no_spending_and_says_what_to_do(tmp_path: Path) -> No
 def test_no_kill_of_an_answer_stops_the_node(tmp_path: Path) -> None:
     """Whatever step of an answer is the last, the same answer is given afterwards, and is paid for once."""
     expected, sync = ask(noisy(tmp_path / "whole"), 0), os.fsync
-    for at in range(0, 40, 9):
+    for at in range(0, 40, 7):
         count = [0]
 
         def fsync(handle: int, at: int = at, count: list[int] = count) -> None:

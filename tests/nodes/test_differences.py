@@ -19,7 +19,7 @@ from hierfl.summaries.row_noise import RowNoise
 from tests.nodes.one_process import lone
 from tests.nodes.test_account import ask
 from tests.nodes.test_agreed_schema import asked_of
-from tests.nodes.test_row_sets import MORE, WHY, A, X, frame, joined
+from tests.nodes.test_row_sets import MORE, WHY, A, X, corrected, frame, joined
 from tests.programs import federation
 
 REVEALS = f"{WHY}|would tell of fewer than 5 of them"
@@ -50,8 +50,9 @@ def answers(of: Any, folder: Path) -> bool:
 @pytest.mark.filterwarnings("ignore")
 def test_a_new_patient_is_not_in_the_difference_of_two_fits(tmp_path: Path) -> None:
     fit = hierfl.nodes.fit(formula(FORMULA), in_process(parts(A), tmp_path))
-    with pytest.raises((Forbidden, TooFewNodes), match=REVEALS):
-        fit.updated(in_process({"north": joined(A, X)}, tmp_path))
+    for north in (joined(A, X), A[1:], corrected(1)):
+        with pytest.raises((Forbidden, TooFewNodes), match=REVEALS):
+            fit.updated(in_process({"north": north}, tmp_path))
     assert not answers(parts(joined(A, X)), tmp_path)  # another run, of another schema
     later = fit.updated(in_process({"north": joined(A, MORE)}, tmp_path))
     assert later.clients == fit.clients

@@ -17,7 +17,7 @@ from hierfl.nodes.messages import Answer
 from tests.formulas.frames import patients
 from tests.nodes.ways import files
 from tests.programs import fit
-from tests.runs.test_living import COUNTS, bytes_of, is_on_grid, others, secrets_of
+from tests.runs.test_living import COUNTS, binary, bytes_of, is_on_grid, others, secrets_of
 from tests.summaries import programs
 from tests.summaries.programs import people
 
@@ -39,15 +39,9 @@ def answering(folder: Path, clients: Iterable[str]) -> None:
 def of_all(base: Path) -> tuple[FitOverNodes, Path]:
     """Return a fit of six hospitals that answer about their clients, and its folder below `base`."""
     folder = base / "living"
-    fitted = over(folder, 1000)
+    fitted = over(folder, 4000)
     answering(folder, fitted.clients)
     return fitted, folder
-
-
-@cache
-def here() -> hierfl.Fit:
-    """Return the same fit of all rows together."""
-    return fit(two_stage(programs.binary, draws=1000), people(COUNTS))
 
 
 def nobody(contents: Mapping[str, bytes]) -> Iterable[Answer]:
@@ -63,12 +57,14 @@ def test_a_hospital_withdraws(tmp_path: Path, tmp_path_factory: pytest.TempPathF
     assert not any(part in bytes_of(server) for part in secret)
     assert found.clients == ("c0", "c1", "c3", "c4", "c5")
     assert found.certificates["client"].tolist() == ["c2"]
+    here = binary().without("c2")
     torch.testing.assert_close(
         found.message["params"]["_shared.points"],
-        here().without("c2").message["params"]["_shared.points"],
+        here.message["params"]["_shared.points"],
         atol=1e-6,
         rtol=0.0,
     )
+    is_on_grid(here, others(people(COUNTS), "c2"))
 
 
 @pytest.mark.slow
@@ -103,8 +99,8 @@ def test_the_others_are_asked_about_their_clients_as_before(
     found = fitted.without("c5").without("c0")
     answers = found.local_summary(500)
     assert list(answers.given) == ["c1", "c2", "c3", "c4"] and not answers.withheld
-    left = here().without("c5").without("c0")
-    expected = left.draws(500).own["a"][:, left.clients.index("c3")]
+    here = binary().without("c5").without("c0")
+    expected = here.draws(500).own["a"][:, here.clients.index("c3")]
     own = answers.table.set_index("client").loc["c3"]
     assert float(own["mean"]) == pytest.approx(float(expected.mean()), abs=1e-4)
 
@@ -133,14 +129,14 @@ def test_a_hospital_joins_and_no_other_is_asked(tmp_path: Path) -> None:
     before = hierfl.nodes.fit(method, nodes, checkpoint=server)
     new = in_process(data.select(["c2"]), tmp_path / "nodes")
     found = replace(before, ask=nobody).updated(new, folder=server)
-    together = fit(method, others(data, "c2")).updated(data.select(["c2"]))
+    here = fit(method, others(data, "c2")).updated(data.select(["c2"]))
     torch.testing.assert_close(
         found.message["params"]["_shared.points"],
-        together.message["params"]["_shared.points"],
+        here.message["params"]["_shared.points"],
         atol=1e-6,
         rtol=0.0,
     )
-    is_on_grid(together, data)
+    is_on_grid(here, data)
     assert found.clients == data.names and len(list(server.glob("round-*"))) == 1
     found = before.updated(new)
     answering(tmp_path, found.clients)
@@ -160,10 +156,10 @@ def test_a_hospital_joins_a_formula_with_its_schema(tmp_path: Path) -> None:
     before = hierfl.nodes.fit(whole, nodes)
     found = before.updated(in_process({first: parts[first]}, tmp_path))
     assert found.clients == tuple(sorted(parts))
-    pooled: Any = hierfl.fit(whole, frames).posterior(2000)
+    here: Any = hierfl.fit(whole, frames).posterior(2000)
     over: Any = found.posterior(2000)
     for name, x in over.posterior.items():
-        value = pooled.posterior[name]
+        value = here.posterior[name]
         apart = (x.mean(("chain", "draw")) - value.mean(("chain", "draw"))) / value.std(
             ("chain", "draw")
         )
