@@ -159,7 +159,7 @@ def apart(fit: Mapping[str, Any], nuts: Mapping[str, Any]) -> Apart:
         moving = sd > 1e-6 * np.abs(loc).max()
         if moving.any():
             away = np.abs(own_loc - loc)[moving] / sd[moving]
-            ratios = (own_sd / sd)[moving]
+            ratios = own_sd[moving] / sd[moving]
             mean = max(mean, (float(away.max()), name))
             worst = ratios[np.abs(np.log(np.maximum(ratios, 1e-9))).argmax()]
             ratio = max(ratio, (float(worst), name), key=lambda r: abs(np.log(max(r[0], 1e-9))))

@@ -85,9 +85,10 @@ def symmetries(fit: Snapshot, drawn: Draws) -> Symmetries:
     program = fit.program
     shared, own = in_program_shapes(program, drawn)
     every_draw = shared | {name: value.movedim(1, 0) for name, value in own.items()}
+    sites = [site for site in program.latents.sites if site.name in every_draw]
     changes = [
         some
-        for some in (*_exchanges(program.latents.sites), *_mirrors(program.latents.sites))
+        for some in (*_exchanges(sites), *_mirrors(sites))
         if any(_told_apart(every_draw, change.of(every_draw)) for change in some)
     ]
     if not changes:

@@ -126,3 +126,16 @@ def test_signs_that_change_together_are_named() -> None:
     found = evidence_of(fitted(signed), of_one_side, (), None, spread=True, bad=(), seed=0)
     (check,) = [c for c in checks_of_fit(found) if "signs" in c.question]
     assert check.verdict == "warning" and "away" in check.answer
+
+
+def test_signs_of_a_program_with_local_sites_alone_are_named() -> None:
+    """The site that such a program is given is no site of the user's, and has no draws."""
+
+    def squared(batch: ClientBatch) -> None:
+        with batch.clients():
+            away = pyro.sample("away", dist.Normal(0.0, 5.0))
+            with batch.data():
+                pyro.sample("y", dist.Normal(away**2, 1.0), obs=batch.y)
+
+    away = 3.0 + torch.randn(200, 3, generator=torch.Generator().manual_seed(1))
+    assert symmetries(fitted(squared), Draws({}, {"away": away})) == Symmetries(signs=("away",))
