@@ -15,6 +15,7 @@ from hierfl.diagnostics.checks import checks_of_fit
 from hierfl.diagnostics.symmetries import Symmetries, symmetries
 from hierfl.diagnostics.verdict import evidence_of
 from hierfl.posterior.draws import Draws
+from hierfl.program.sites import COMMON
 
 Model = Callable[[ClientBatch], None]
 
@@ -128,6 +129,7 @@ def test_signs_that_change_together_are_named() -> None:
     assert check.verdict == "warning" and "away" in check.answer
 
 
+@pytest.mark.filterwarnings("ignore:the rounds ended")
 def test_signs_of_a_program_with_local_sites_alone_are_named() -> None:
     """The site that such a program is given is no site of the user's, and has no draws."""
 
@@ -138,4 +140,8 @@ def test_signs_of_a_program_with_local_sites_alone_are_named() -> None:
                 pyro.sample("y", dist.Normal(away**2, 1.0), obs=batch.y)
 
     away = 3.0 + torch.randn(200, 3, generator=torch.Generator().manual_seed(1))
-    assert symmetries(fitted(squared), Draws({}, {"away": away})) == Symmetries(signs=("away",))
+    data = ClientData.from_clients({f"c{k}": {"y": 9.0 + torch.arange(3.0)} for k in range(3)})
+    method = hierfl.methods.two_stage(squared, draws=100)
+    fit = hierfl.fit(method, data, rounds=1, progress=False)
+    assert COMMON in {site.name for site in fit.program.latents.sites}
+    assert symmetries(fit, Draws({}, {"away": away})) == Symmetries(signs=("away",))
