@@ -177,6 +177,7 @@ def program(text: str) -> Any:
         sqrt=jnp.sqrt,
         sign=jnp.sign,
         linalg=SimpleNamespace(qr=jnp.linalg.qr),
+        take_along_dim=jnp.take_along_axis,
         arange=jnp.arange,
         atan=jnp.arctan,
         sigmoid=jax.nn.sigmoid,
@@ -197,9 +198,8 @@ def program(text: str) -> Any:
 
 def methods_as_functions(body: str) -> str:
     """Return a program whose methods of tensors, which JAX's arrays lack, are functions."""
-    for name in ("eta", "(-eta)", "shape"):
-        for method in ("exp", "atan", "log", "sigmoid"):
-            body = body.replace(f"{name}.{method}()", f"torch.{method}({name})")
+    body = re.sub(r"(\w+|\(-\w+\))\.(exp|atan|log|sigmoid)\(\)", r"torch.\2(\1)", body)
+    body = re.sub(r"\w+\.new_tensor\(", "torch.tensor(", body)
     body = re.sub(r"= \((.+)\)\.sqrt\(\)$", r"= torch.sqrt(\1)", body, flags=re.MULTILINE)
     body = body.replace(").rsqrt()", ") ** -0.5")
     body = body.replace("upper.diagonal().sign()", "torch.sign(upper.diagonal())")
