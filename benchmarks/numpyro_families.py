@@ -52,6 +52,12 @@ def ordered(base: Any, size: int) -> Any:
     return Ordered(event_shape=(size,))
 
 
+def cumulative(eta: Any, thresholds: Any) -> Any:
+    """Return levels in order, whose numbers may be floats."""
+    levels = dist.OrderedLogistic(eta, thresholds)
+    return of_density(levels.support, lambda y: levels.log_prob(y.astype(int)), levels.batch_shape)
+
+
 def negative_binomial(total_count: Any, logits: Any) -> Any:
     """Return counts of mean total_count exp(logits)."""
     return dist.NegativeBinomial2(total_count * jnp.exp(logits), total_count)
@@ -164,7 +170,7 @@ def acat_logits(eta: Any, thresholds: Any) -> Any:
 
 FAMILIES = SimpleNamespace(
     Binomial=dist.Binomial,
-    Cumulative=dist.OrderedLogistic,
+    Cumulative=cumulative,
     Dirichlet=dist.Dirichlet,
     Hurdle=hurdle,
     Multinomial=multinomial,

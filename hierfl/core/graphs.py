@@ -1,6 +1,6 @@
 """Functions as lists of torch's operations; `make_fx` imports sympy and dynamo, which is slow."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ LOOKS |= {"nonzero", "unique", "equal", "allclose", "is_nonzero"}
 # what returns its first argument if the second is 1 or 0, or if shapes are equal
 IDLE_AT_1 = frozenset("mul __mul__ __rmul__ div __truediv__".split())
 IDLE_AT_0 = frozenset("add __add__ __radd__ sub __sub__".split())
-SHAPES = frozenset("expand view reshape contiguous clone".split())
+SHAPES = frozenset("expand view reshape contiguous clone detach alias lift_fresh _to_copy".split())
 # what copies entries of its first argument
 MOVES = frozenset("__getitem__ split reshape view flatten squeeze unsqueeze expand".split())
 MOVES |= {"to", "movedim", "permute", "cat", "concat", "stack"}
@@ -77,7 +77,7 @@ class _Recorder(TorchFunctionMode):
         if not isinstance(results, tuple | list) or not any(isinstance(v, Tensor) for v in results):
             return result  # a shape, a dtype
         results = tree_leaves(result)
-        same = _passed_on(name, args, result)
+        same = passed_on(name, args, result)
         if id(same) in self.numbers:
             self._name(result, self.numbers[id(same)])
             return result
@@ -170,6 +170,40 @@ def needed_by(ends: Iterable[int], operations: Sequence[Operation]) -> list[Oper
     return kept[::-1]
 
 
+def simplified(
+    operations: Sequence[Operation], ends: Sequence[Value], passed: Mapping[int | None, int]
+) -> tuple[list[Operation], list[Any]]:
+    """Return what a graph without changes in place needs for its ends, and what these are in it.
+
+    Calls of constants are made here, and calls that repeat another are left out.
+
+    Args:
+        operations: of the graph.
+        ends: the tensors that are asked for.
+        passed: numbers of what calls returned unchanged -> the numbers of their arguments.
+    """
+    others, first = dict[int | None, Any](), dict[Any, Operation]()
+    for of in needed_by([end.number for end in ends], operations):
+        leaves = [others.get(v.number, v) if isinstance(v, Value) else v for v in of.leaves]
+        is_constant = not any(isinstance(v, Value) for v in leaves)
+        is_random = torch.Tag.nondeterministic_seeded in getattr(of.function, "tags", ())
+        key = (of.function, repr(of.spec), *map(_key, leaves))
+        if of.results[0] in passed:
+            number = passed[of.results[0]]
+            others[of.results[0]] = others.get(number, Value(number))
+        elif is_constant and not is_random:
+            args, kwargs = tree_unflatten(leaves, of.spec)
+            others.update(zip(of.results, tree_leaves(of.function(*args, **kwargs)), strict=True))
+        elif key in first and not is_random:
+            same = (None if n is None else Value(n) for n in first[key].results)
+            others.update(zip(of.results, same, strict=True))
+        else:
+            first[key] = of._replace(leaves=leaves)
+    ends = [others.get(end.number, end) for end in ends]
+    calls = needed_by([v.number for v in ends if isinstance(v, Value)], [*first.values()])
+    return calls, ends
+
+
 def recorded(function: Callable[..., Tensor], *inputs: Tensor) -> Recording | None:
     """Return what a pure function does with such inputs; None where values decide it."""
     recorder = _Recorder(inputs)
@@ -205,10 +239,12 @@ def _key(leaf: Any) -> Any:
     """Return a key that is equal for equal arguments alone."""
     if isinstance(leaf, Value | str | int | float | None | torch.dtype | torch.device | torch.Size):
         return type(leaf), repr(leaf)
+    if isinstance(leaf, Tensor) and leaf.numel() == 1 and not leaf.requires_grad:
+        return "number", leaf.dtype, leaf.shape, repr(leaf.item())
     return "object", id(leaf)
 
 
-def _passed_on(name: str, args: tuple[Any, ...], result: Any) -> Tensor | None:
+def passed_on(name: str, args: tuple[Any, ...], result: Any) -> Tensor | None:
     """Return the argument whose values a call returned unchanged: else a pass over all rows."""
     if name in ("cat", "concat") and len(args[0]) == 1:
         return args[0][0]
@@ -216,6 +252,8 @@ def _passed_on(name: str, args: tuple[Any, ...], result: Any) -> Tensor | None:
     if not isinstance(first, Tensor) or not isinstance(result, Tensor):
         return None
     if first.dtype != result.dtype or first.shape != result.shape:
+        return None
+    if first.stride() != result.stride():  # a view of one may be none of the other
         return None
     by = args[1] if len(args) > 1 and type(args[1]) in (int, float) else None
     idle = (by == 1 and name in IDLE_AT_1) or (by == 0 and name in IDLE_AT_0)

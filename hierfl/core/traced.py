@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hierfl.core.graphs import Operation, Value, needed_by, repeated
+from hierfl.core.graphs import Operation, Value, passed_on, repeated, simplified
 from hierfl.core.process import EagerMode
 
 Function = Callable[..., tuple[Tensor, Tensor]]
@@ -25,7 +25,16 @@ AWAY = 0.1  # at points that differ by so much
 BY_SCRIPT, BY_PYTHON, A_SCALAR = 1.5e-6, 1.5e-5, 7e-10
 WHOLE_ROWS = ("mm.", "linalg", "cholesky", "triangular", "_inv")  # names of matrix operations
 ROW_SHARE = 0.25  # of a row's scalars that one of theirs is worth
+# entries of rows whose sums take torch ten times as long as additions of columns, if there are many
+FEW_ENTRIES, FEW_SCALARS = (2, 3), 1000
 FEW = 500  # calls of a graph that take less than passes over it, which make each a tenth faster
+
+
+def sum_of_few(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
+    """Return what `torch.sum` does over a last dimension of few entries."""
+    first, *others = x.split(1, -1)
+    total = sum(others, first)
+    return total if keepdim else total.squeeze(-1)
 
 
 class WorkCounter(EagerMode):
@@ -65,6 +74,9 @@ class _Tape(WorkCounter):
         self.looks: list[bool] = []  # of what looks at values: whether these depend on the inputs
         self.changes = False  # whether a tensor is changed in place, as others may see
         self.numbers = WeakTensorKeyDictionary({v: i for i, v in enumerate(inputs)})
+        self.passed = dict[
+            int | None, int
+        ]()  # number of what a call returned unchanged -> its argument's
         self.depend = set(range(len(inputs)))  # numbers of tensors that depend on the inputs
         self.count = len(inputs)
 
@@ -81,13 +93,33 @@ class _Tape(WorkCounter):
             self.looks.append(depends)
             if depends:
                 raise RuntimeError(f"{func} looks at values")  # as torch raises under `vmap`
-        self.changes |= func._schema.is_mutable
         result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func._schema.is_mutable:
+            func = self._on_copy(func, args[0])
         results = tree_leaves(result)
+        if func is torch.ops.aten.sum.dim_IntList and args[1] == [args[0].dim() - 1]:
+            is_slow = args[0].shape[-1] in FEW_ENTRIES and args[0].numel() > FEW_SCALARS
+            func = sum_of_few if is_slow else func
         numbers = [self._number(v) if isinstance(v, Tensor) else None for v in results]
         self.depend |= {n for n in numbers if n is not None and depends}
         self.calls.append(Operation(func, values, spec, numbers))
+        same = passed_on(func.__name__.partition(".")[0], args, result)
+        if same is not None and same is not result and same in self.numbers:
+            self.passed[self.numbers[result]] = self.numbers[same]
         return result
+
+    def _on_copy(self, func: Any, changed: Tensor) -> Any:
+        """Return a function that returns what another changes in place, where nobody else sees it."""
+        at = changed.untyped_storage().data_ptr()
+        sharing = sum(v.untyped_storage().data_ptr() == at for v in self.numbers)
+        name = func._schema.name.partition("::")[2]
+        packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
+        is_seen = sharing != 1 and torch.Tag.inplace_view not in func.tags
+        if not name.endswith("_") or is_seen or not hasattr(packet, func._overloadname):
+            self.changes = True
+            return func
+        self.numbers.pop(changed, None)  # what has its name from now on is another value
+        return getattr(packet, func._overloadname)
 
     def _number(self, tensor: Tensor) -> int:
         if tensor not in self.numbers:  # else it is an argument, changed in place
@@ -97,12 +129,14 @@ class _Tape(WorkCounter):
 
     def function(self, results: Sequence[Tensor]) -> Function:
         """Return the function that repeats the operations that the results need."""
-        ends = [self.numbers[v] for v in results]
-        calls = self.calls if self.changes else needed_by(ends, self.calls)
+        ends: list[Any] = [Value(self.numbers[v]) for v in results]
+        calls = self.calls
+        if not self.changes:
+            calls, ends = simplified(calls, ends, self.passed)
 
         def run(*inputs: Tensor) -> Any:
             values = repeated(calls, inputs)
-            return tuple(values[end] for end in ends)
+            return tuple(values[v.number] if isinstance(v, Value) else v for v in ends)
 
         return run
 

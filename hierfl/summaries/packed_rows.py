@@ -286,6 +286,11 @@ class PackedRows:
         return max(1, AT_ONCE // (len(self.client) * self._width * points))
 
     def _values(self, w: Tensor, u: Tensor) -> Tensor:
+        if u.dim() == 2 and not len(self.line.inside):  # what is of u alone is computed once
+            are_clients = len(self.client) == self.clients and self.units.times is None
+            own, batch = w if are_clients else w[self.client], self.units.together
+            each = torch.vmap(self.score.reading.log_likelihoods, (1, 0, None))(own, u, batch)
+            return each.mT if are_clients else self.by_client(each.mT)
         rest = self._picked(w, u, self.line.rest)
         same, points = rest.dim() == 2, 0 if rest.shape[-1] else None
         rest = rest if same else rest[self.client]

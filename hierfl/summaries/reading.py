@@ -119,11 +119,12 @@ class Reading:
         densities = (scored(site, site["fn"].log_prob(site["value"])) for site in terms)
         return sum((per_client(term)[0] for term in densities), torch.zeros(()))
 
-    def log_likelihoods(self, v: Tensor, batch: ClientBatch) -> Tensor:
-        """Return log p(y | v) of the rows of C clients, (C,), at one v (D + U,) for all of them."""
-        values, own = self.values(v), self.program.latents.local_block
+    def log_likelihoods(self, w: Tensor, u: Tensor, batch: ClientBatch) -> Tensor:
+        """Return log p(y | v) of the rows of C clients, (C,), at w (C, D), or (D,) of all, and u (U,)."""
+        own = self.program.latents.local_block
+        values = self.values(torch.cat([u.new_zeros(own.size), u]))
         if own.size:
-            many = v[: own.size].expand(batch.num_clients, 1, own.size)
+            many = w.expand(batch.num_clients, own.size)[:, None]
             values = {**values, **own.unflatten(many)[0]}
         terms = terms_at(self.program, values, batch).values()
         densities = [per_client(scored(site, site["fn"].log_prob(site["value"]))) for site in terms]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,6 +149,18 @@ class Units:
         """All tensors, n in front."""
         masks = () if self.masks is None else (self.masks,)
         return (*self.fields.values(), *self.client_fields.values(), *masks, self.counts)
+
+    @cached_property
+    def together(self) -> ClientBatch:
+        """The batch of all units, each a client."""
+        return replace(
+            self.like,
+            fields={n: v[:, 0] for n, v in self.fields.items()},
+            client_fields={n: v[:, 0] for n, v in self.client_fields.items()},
+            rows=None if self.masks is None else self.masks[:, 0],
+            counts=self.counts[:, 0],
+            own_keys=self.like.own_keys.expand(len(self.client), -1),
+        )
 
     def batch(self, own: tuple[Tensor, ...]) -> ClientBatch:
         """Return the batch of one unit, whose tensors are given."""

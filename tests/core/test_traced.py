@@ -2,11 +2,15 @@
 
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import pyro.distributions as dist
+import pytest
 import torch
 from torch import Tensor
 
+from hierfl.core import traced
+from hierfl.core.graphs import Operation, simplified
 from hierfl.core.traced import Gradient, WorkCounter
 
 DATA = torch.tensor([0.3, -1.0, 2.0])
@@ -89,6 +93,44 @@ def test_a_recorded_function_may_change_tensors_in_place() -> None:
         for gradient in (inner, outer):
             for one, other in zip(gradient(x), gradient.eager(x), strict=True):
                 assert torch.equal(one, other)
+
+
+def test_what_repeats_or_does_not_depend_on_the_points_is_recorded_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = list[list[Operation]]()
+
+    def noted(*args: Any) -> tuple[list[Operation], list[Any]]:
+        calls, ends = simplified(*args)
+        kept.append(calls)
+        return calls, ends
+
+    monkeypatch.setattr(traced, "simplified", noted)
+    table = torch.arange(12.0).view(4, 3)
+    weights = table.square().cumsum(0).sum(0)
+
+    def repeating(x: Tensor) -> Tensor:
+        sizes = [(x * 1.0).contiguous().exp() + 0.0 for _ in range(5)]
+        return (sum(sizes, x) * table.square().cumsum(0).sum(0)).sum(1)
+
+    def once(x: Tensor) -> Tensor:
+        e = x.exp()
+        return ((x + e + e + e + e + e) * weights).sum(1)
+
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    gradients = Gradient(repeating), Gradient(once)
+    for of in (x, 2.0 * x):
+        for value, other in zip(*(gradient(of) for gradient in gradients), strict=True):
+            torch.testing.assert_close(value, other)
+    assert len(kept[0]) <= len(kept[1])
+
+
+def test_sums_of_few_entries_are_those_of_torch() -> None:
+    g = torch.Generator().manual_seed(0)
+    rows, points = torch.randn(500, 3, generator=g), torch.randn(4, 3, generator=g)
+    gradient = Gradient(lambda x: ((x[:, None] * rows).sum(-1).exp()).sum(1))
+    for value, other in zip(gradient(points), gradient.eager(points), strict=True):
+        torch.testing.assert_close(value, other)
 
 
 def test_work_is_counted_and_grows_with_points_and_without_a_record() -> None:

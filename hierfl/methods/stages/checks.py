@@ -165,7 +165,7 @@ def misread(rows: PackedRows, batch: ClientBatch, points: tuple[Tensor, Tensor])
     whole = Reading(reading.program, torch.arange(len(reading.origin)), reading.origin)
     flags = []
     for z, w in zip(*points, strict=True):
-        expected = whole.log_likelihoods(torch.cat([w, z]), batch)
+        expected = whole.log_likelihoods(w, z, batch)
         own = w
         if reading.effects is not None:
             shift, scale = reading.effects.at(z)
