@@ -280,7 +280,7 @@ def _one_group(
 
 def _unlabeled(declared: Declaration, ready: pd.DataFrame) -> Fields:
     """Return the additions of rows without a response: trials, no censoring, equal weights."""
-    plain = {"cens": 0.0, "event": 0.0, "upper": 1.0, "entry": 0.0, "weights": 1.0}
+    plain = {"cens": 0.0, "event": False, "upper": 1.0, "entry": 0.0, "weights": 1.0}
     fields: Fields = {}
     for addition, name in declared.parts.additions.items():
         field = "cens" if addition == "event" else addition
@@ -343,12 +343,12 @@ def _codes(values: Any, name: str, client: str) -> NDArray[np.float64]:
     return values.to_numpy(dtype=np.float64)
 
 
-def _of_events(values: Any, name: str, client: str) -> NDArray[np.float64]:
-    """Return codes of censoring from events: 1 for an observed time, 0 for a right-censored one."""
+def _of_events(values: Any, name: str, client: str) -> NDArray[np.bool_]:
+    """Return where times are right-censored, by events: 1 for an observed time, 0 for a censored one."""
     events = values.to_numpy(dtype=np.float64)
     if not np.isin(events, (0.0, 1.0)).all():
         row = int((~np.isin(events, (0.0, 1.0))).argmax())
         what = f"has the value {events[row]:g} in row {row}"
         fix = "event() is 1 for an observed time and 0 for a right-censored one"
         raise column_fault(f"{what}: {fix}", "of event() is not 0 or 1", name, client)
-    return 1.0 - events
+    return events == 0.0
