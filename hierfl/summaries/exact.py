@@ -105,8 +105,12 @@ def seen_spread(score: UnitScore) -> Spread | None:
             if not all(isinstance(site["fn"], dist.Normal | dist.LogNormal) for site in terms):
                 return None
             spread = Spread(line)
-            scales = torch.stack([spread.of(score.start[line.rest] + by) for by in AWAY])
-            distinct = len(line.rest) == 0 or bool(scales.diff().abs().min() > 1e-3)
+            rest = score.start[line.rest]
+            scales = torch.stack([spread.of(rest + by) for by in AWAY])
+            # what changes nothing here is read on the other side of a kink
+            alone = [spread.of(rest + AWAY[-1] * axis) for axis in torch.eye(len(rest)).to(rest)]
+            changes = torch.stack([*scales.diff(), *(of - spread.of(rest) for of in alone)])
+            distinct = len(line.rest) == 0 or bool(changes.abs().min() > 1e-3)
             right = distinct and not bool(sums_of(packed(score, batch), spread).wrong.any())
             return spread if right else None
         except FAILS:
