@@ -305,9 +305,15 @@ def codes_of(data: ClientData) -> dict[str, tuple[int, int]]:
 
 
 def prototype_of(data: ClientData, ids: list[int]) -> ClientBatch:
-    """Return the first rows of some clients, padded to `PROTOTYPE_ROWS`."""
+    """Return rows from all along some clients, padded to `PROTOTYPE_ROWS`.
+
+    Rows are often sorted by a covariate: the first ones alone may all take one branch.
+    """
     chosen = torch.tensor(ids)
+    counts, place = data.counts[chosen][:, None], torch.arange(PROTOTYPE_ROWS)[None]
+    spread = place * (counts - 1) // (PROTOTYPE_ROWS - 1)
     inside, index = first_rows(data, chosen, PROTOTYPE_ROWS)
+    index = torch.where(counts > PROTOTYPE_ROWS, data.offsets[chosen][:, None] + spread, index)
     return gather(data, chosen, index, inside, keys_of(data, chosen, 0, 0))
 
 

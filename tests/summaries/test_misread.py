@@ -40,8 +40,8 @@ def test_what_is_read_rightly_is_found_right(name: str) -> None:
 
 
 def of_years() -> ClientData:
-    """Return clients whose first rows are all of one year."""
-    year = torch.arange(4).repeat_interleave(6).repeat(4)
+    """Return clients of 24 rows; those in the prototype, 0, 5, 11, 17 and 23, are all of one year."""
+    year = torch.tensor([0, 1, 2, 3, 3, 0]).repeat(16)
     g = torch.Generator().manual_seed(0)
     return ClientData.from_arrays(
         torch.arange(4).repeat_interleave(24), year=year, y=torch.randn(96, generator=g)
@@ -71,9 +71,9 @@ def bounded(batch: ClientBatch) -> None:
 
 
 def far_rows() -> ClientData:
-    """Return clients with a row each that lies far out, where `bounded` may be at its bound."""
+    """Return clients with a row each, not in the prototype, that lies far out: `bounded` may be at its bound."""
     x = torch.linspace(-1.0, 1.0, 32)
-    x[28:] = -100.0
+    x[8:12] = -100.0  # the third of a client's eight rows
     return ClientData.from_arrays(torch.arange(32) % 4, x=x, y=torch.arange(32) % 5 % 2 + 1.0)
 
 
@@ -95,6 +95,28 @@ def test_chains_rely_on_no_predictor_that_is_none_of_all_rows() -> None:
     assert seen.score.line.inside.tolist() == [0, 1]
     Chains(rounds, seen.score, seen.spread, full_batch(data), seed=0)
     assert len(seen.score.line.inside) == 0
+
+
+def bent(batch: ClientBatch) -> None:
+    b = pyro.sample("b", dist.Normal(0.0, 1.0))
+    s = pyro.sample("s", dist.HalfNormal(1.0))
+    with batch.clients():
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        knot = pyro.sample("knot", dist.Normal(5.0, 1.0))
+        with batch.data():
+            loc = a + b * (batch.x - knot).clamp(min=0.0)
+            pyro.sample("y", dist.Normal(loc, s), obs=batch.y)
+
+
+def test_a_bend_is_seen_where_a_client_s_first_rows_are_all_before_it() -> None:
+    """Normal rows before their knot are linear, and would be sent as sums, which no later test takes back."""
+    x = torch.linspace(0.0, 10.0, 24).repeat(4)
+    data = ClientData.from_arrays(
+        torch.arange(4).repeat_interleave(24), x=x, y=-(x - 5.0).clamp(min=0.0)
+    )
+    program = program_of(bent, data)
+    assert flags(program, data) == [0.0] * 4
+    assert seen_in(program).spread is None
 
 
 def table(batch: ClientBatch) -> None:
