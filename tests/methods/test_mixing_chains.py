@@ -458,6 +458,15 @@ def test_jumps_between_modes_leave_the_density() -> None:
     assert abs(float(low.std()) - 0.2) < 0.02
 
 
+def test_curvature_is_right_where_a_slope_is_known_to_the_sixth_digit() -> None:
+    x = torch.stack([torch.ones(20), torch.arange(1990.0, 2010.0)], 1).double()
+    at = torch.tensor([-80.0, 0.0415], dtype=torch.float64)
+    with double_precision():
+        falls = bends(lambda v: (5.0 - (v @ x.mT).exp()) @ x, at, 2, 0).matrix()
+    exact = x.mT @ (x * (x @ at).exp()[:, None])
+    torch.testing.assert_close(falls, exact, rtol=1e-6, atol=0.0)
+
+
 def test_a_mode_is_the_normal_distribution_that_its_curvature_tells() -> None:
     with double_precision():
         modes = of_two_normals()[1]

@@ -108,9 +108,11 @@ def bent(batch: ClientBatch) -> None:
             pyro.sample("y", dist.Normal(loc, s), obs=batch.y)
 
 
-def test_a_bend_is_seen_where_a_client_s_first_rows_are_all_before_it() -> None:
+@pytest.mark.parametrize("last", [10.0, 4.0])
+def test_a_bend_is_seen_where_a_client_s_first_rows_are_all_before_it(last: float) -> None:
     """Normal rows before their knot are linear, and would be sent as sums, which no later test takes back."""
-    x = torch.linspace(0.0, 10.0, 24).repeat(4)
+    x = torch.linspace(0.0, last, 24).repeat(4)
+    x[48:] = torch.linspace(0.0, 10.0, 24).repeat(2)
     data = ClientData.from_arrays(
         torch.arange(4).repeat_interleave(24), x=x, y=-(x - 5.0).clamp(min=0.0)
     )

@@ -130,17 +130,29 @@ class Bends(NamedTuple):
 
 
 def bends(slopes: Slopes, at: Tensor, shared: int, own: int) -> Bends:
-    """Return how slopes fall about a point: of `shared` numbers, and of `own` ones of each client if any follow."""
+    """Return how slopes fall about a point: of `shared` numbers, and of `own` ones of each client if any follow.
+
+    Differences are over parts of a number's sd given the others: 1e-5 of a slope of years not centered.
+    """
+    step = torch.full_like(at, STEP)
+    curvature = _bends_over(step, slopes, at, shared, own).diagonal().abs()
+    return _bends_over(step * curvature.clamp(min=1.0).rsqrt(), slopes, at, shared, own)
+
+
+def _bends_over(step: Tensor, slopes: Slopes, at: Tensor, shared: int, own: int) -> Bends:
+    """Return how slopes fall, by differences over steps (K,)."""
     size, own = len(at), own if len(at) > shared else 0
     clients = (size - shared) // max(1, own)
     moves = torch.zeros(shared + own, size)
-    moves[:shared, :shared] = STEP * torch.eye(shared)
-    moves[shared:, shared:] = STEP * torch.eye(own).repeat(1, clients)
+    moves[:shared, :shared] = torch.eye(shared)
+    moves[shared:, shared:] = torch.eye(own).repeat(1, clients)
+    moves = step * moves
     ahead, behind = slopes(torch.cat([at + moves, at - moves])).split(len(moves))
-    fall = ((behind - ahead) / (2.0 * STEP)).nan_to_num()
-    outer, between = fall[:shared].tensor_split([shared], 1)
+    fall = (0.5 * (behind - ahead)).nan_to_num()
+    outer, between = (fall[:shared] / step[:shared, None]).tensor_split([shared], 1)
     between = between.view(shared, clients, own).movedim(0, 2)
-    return Bends(outer, between, fall[shared:, shared:].view(own, clients, own).movedim(0, 2))
+    inside = fall[shared:, shared:].view(own, clients, own).movedim(0, 2)
+    return Bends(outer, between, inside / step[shared:].view(clients, 1, own))
 
 
 def normal_about(at: Tensor, falls: Bends) -> Mode:
