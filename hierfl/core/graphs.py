@@ -14,7 +14,7 @@ LOOKS |= {"nonzero", "unique", "equal", "allclose", "is_nonzero"}
 # what returns its first argument if the second is 1 or 0, or if shapes are equal
 IDLE_AT_1 = frozenset("mul __mul__ __rmul__ div __truediv__".split())
 IDLE_AT_0 = frozenset("add __add__ __radd__ sub __sub__".split())
-SHAPES = frozenset("expand view reshape contiguous clone detach alias lift_fresh _to_copy".split())
+SHAPES = frozenset("expand view reshape contiguous clone".split())
 # what copies entries of its first argument
 MOVES = frozenset("__getitem__ split reshape view flatten squeeze unsqueeze expand".split())
 MOVES |= {"to", "movedim", "permute", "cat", "concat", "stack"}

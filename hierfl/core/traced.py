@@ -25,6 +25,8 @@ AWAY = 0.1  # at points that differ by so much
 BY_SCRIPT, BY_PYTHON, A_SCALAR = 1.5e-6, 1.5e-5, 7e-10
 WHOLE_ROWS = ("mm.", "linalg", "cholesky", "triangular", "_inv")  # names of matrix operations
 ROW_SHARE = 0.25  # of a row's scalars that one of theirs is worth
+# what returns its argument, now that derivatives are taken: outside of a tape `detach` stops them
+COPIES = frozenset("detach alias lift_fresh _to_copy".split())
 # entries of rows whose sums take torch ten times as long as additions of columns, if there are many
 FEW_ENTRIES, FEW_SCALARS = (2, 3), 1000
 FEW = 500  # calls of a graph that take less than passes over it, which make each a tenth faster
@@ -74,9 +76,8 @@ class _Tape(WorkCounter):
         self.looks: list[bool] = []  # of what looks at values: whether these depend on the inputs
         self.changes = False  # whether a tensor is changed in place, as others may see
         self.numbers = WeakTensorKeyDictionary({v: i for i, v in enumerate(inputs)})
-        self.passed = dict[
-            int | None, int
-        ]()  # number of what a call returned unchanged -> its argument's
+        # number of what a call returned unchanged -> its argument's
+        self.passed = dict[int | None, int]()
         self.depend = set(range(len(inputs)))  # numbers of tensors that depend on the inputs
         self.count = len(inputs)
 
@@ -103,7 +104,8 @@ class _Tape(WorkCounter):
         numbers = [self._number(v) if isinstance(v, Tensor) else None for v in results]
         self.depend |= {n for n in numbers if n is not None and depends}
         self.calls.append(Operation(func, values, spec, numbers))
-        same = passed_on(func.__name__.partition(".")[0], args, result)
+        name = func.__name__.partition(".")[0]
+        same = passed_on("clone" if name in COPIES else name, args, result)
         if same is not None and same is not result and same in self.numbers:
             self.passed[self.numbers[result]] = self.numbers[same]
         return result

@@ -227,15 +227,19 @@ def full_batch(
     """
     expect_client_data(data, "data")
     ids = torch.arange(data.num_clients) if ids is None else ids
-    inside, index = first_rows(data, ids, int(data.counts[ids].max()))
+    inside, index = rows_along(data, ids, int(data.counts[ids].max()))
     keys = keys_of(data, ids, seed, *at)
     return gather(data, ids, index, None if bool(inside.all()) else inside, keys)
 
 
-def first_rows(data: ClientData, ids: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return the first `width` rows of clients: which exist, and their positions, (C, width)."""
-    place = torch.arange(width)[None]
-    inside = place < data.counts[ids][:, None]
+def rows_along(data: ClientData, ids: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Return up to `width` rows from all along clients: which exist, and their positions, (C, width).
+
+    Rows are often sorted by a covariate: the first ones alone may all take one branch.
+    """
+    counts, place = data.counts[ids][:, None], torch.arange(width)[None]
+    inside = place < counts
+    place = torch.where(counts > width, place * (counts - 1) // max(1, width - 1), place)
     return inside, data.offsets[ids][:, None] + torch.where(inside, place, 0)
 
 

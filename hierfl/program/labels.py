@@ -15,7 +15,7 @@ from torch.distributions import constraints
 from torch.distributions.constraints import Constraint
 
 from hierfl.core.user_warnings import warn
-from hierfl.data.batch import ClientBatch, cut_ragged, first_rows, full_batch, gather, keys_of
+from hierfl.data.batch import ClientBatch, cut_ragged, full_batch, gather, keys_of, rows_along
 from hierfl.data.clients import ClientData
 from hierfl.data.consistency import RowsFault
 from hierfl.program.handlers import unchecked, untouched_store
@@ -305,15 +305,9 @@ def codes_of(data: ClientData) -> dict[str, tuple[int, int]]:
 
 
 def prototype_of(data: ClientData, ids: list[int]) -> ClientBatch:
-    """Return rows from all along some clients, padded to `PROTOTYPE_ROWS`.
-
-    Rows are often sorted by a covariate: the first ones alone may all take one branch.
-    """
+    """Return rows from all along some clients, padded to `PROTOTYPE_ROWS`."""
     chosen = torch.tensor(ids)
-    counts, place = data.counts[chosen][:, None], torch.arange(PROTOTYPE_ROWS)[None]
-    spread = place * (counts - 1) // (PROTOTYPE_ROWS - 1)
-    inside, index = first_rows(data, chosen, PROTOTYPE_ROWS)
-    index = torch.where(counts > PROTOTYPE_ROWS, data.offsets[chosen][:, None] + spread, index)
+    inside, index = rows_along(data, chosen, PROTOTYPE_ROWS)
     return gather(data, chosen, index, inside, keys_of(data, chosen, 0, 0))
 
 

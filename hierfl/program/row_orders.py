@@ -10,7 +10,7 @@ from pyro import poutine
 from torch import Tensor
 
 from hierfl.core.process import double_precision
-from hierfl.data.batch import ClientBatch, first_rows, gather, in_double, keys_of
+from hierfl.data.batch import ClientBatch, gather, in_double, keys_of, rows_along
 from hierfl.data.clients import ClientData
 from hierfl.program.quadrature import integral, is_quadratic
 from hierfl.program.row_runs import RowTerm, Structure
@@ -54,7 +54,7 @@ def _rows_of(data: ClientData) -> ClientBatch:
         chosen.append(client)
     ids = torch.tensor(chosen)
     width = min(MOST_ROWS, max(counts[client] for client in chosen))
-    inside, index = first_rows(data, ids, width)
+    inside, index = rows_along(data, ids, width)
     return gather(data, ids, index, inside, keys_of(data, ids, 0, 0))
 
 

@@ -109,7 +109,7 @@ def seen_spread(score: UnitScore) -> Spread | None:
             scales = torch.stack([spread.of(rest + by) for by in AWAY])
             # what changes nothing here is read on the other side of a kink
             alone = [spread.of(rest + AWAY[-1] * axis) for axis in torch.eye(len(rest)).to(rest)]
-            changes = torch.stack([*scales.diff(), *(of - spread.of(rest) for of in alone)])
+            changes = torch.stack([*scales.diff(), *(of - scales[0] for of in alone)])
             distinct = len(line.rest) == 0 or bool(changes.abs().min() > 1e-3)
             right = distinct and not bool(sums_of(packed(score, batch), spread).wrong.any())
             return spread if right else None

@@ -43,6 +43,15 @@ def test_a_graph_can_be_mapped() -> None:
     torch.testing.assert_close(torch.vmap(graph)(x, y), known)
 
 
+def test_a_graph_stops_derivatives_where_its_function_does() -> None:
+    def function(x: Tensor) -> Tensor:
+        return (x.detach() * x).sum()
+
+    graph, x = graph_of(function, torch.ones(3)), torch.arange(3.0, requires_grad=True)
+    assert graph is not None
+    torch.testing.assert_close(torch.autograd.grad(graph(x), x)[0], x.detach())
+
+
 def branches(x: Tensor) -> Tensor:
     """Look at a value."""
     return x.sum() if bool(x[0] > 0.0) else x.prod()
