@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from torch.quasirandom import SobolEngine
 
 from hierfl.core import noise
-from hierfl.core.gaussians import product, times, times_one
+from hierfl.core.gaussians import inverse, product, times, times_one
 from hierfl.core.importance_sampling import normal_points
 from hierfl.core.process import double_precision
 from hierfl.data.batch import ClientBatch, in_double
@@ -26,7 +26,6 @@ from hierfl.summaries.conditional import (
     NodeProposal,
     Proposal,
     covariance_by,
-    normal_of,
     point,
     proposals_at,
 )
@@ -161,14 +160,14 @@ class FromFactor:
         mixing = hierarchy.mixing
         if mixing is None:
             normal = hierarchy.local(z, row)
-            after = given(hierarchy, normal, z, *factor).log_integral()[1]
+            after, _ = inverse(given(hierarchy, normal, z, *factor).precision)
             return after, torch.linalg.inv_ex(normal.precision).inverse.expand_as(after)[None]
         proposals = Proposal(own["loc"][:, 0], own["tril"][:, 0])
 
         def at(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             sites = hierarchy.given(z, row, t)
             of_w = given(hierarchy, hierarchy.local(z, row, t, sites), z, *factor, t)
-            integral, mean, root = normal_of(of_w, 1.0)
+            integral, mean, root = of_w.normal()
             return hierarchy.log_mixing(sites, t) + integral, mean, product(root, root.mT)
 
         e, log_e = _mixing_normals(hierarchy.mixing_size)
@@ -273,7 +272,7 @@ def _located(
     def of_w(w: Tensor) -> Tensor:
         return density(hierarchy.local_vectors(w[:, 0], z)[:, None])
 
-    start = normal_of(given(hierarchy, normal, z, *factor), 1.0)[1][:, None]
+    start = given(hierarchy, normal, z, *factor).normal()[1][:, None]
     w = _climbed(of_w, start)
     slope, minus_hessian = curvature(of_w, w)
     precision = minus_hessian[:, 0]

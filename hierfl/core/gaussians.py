@@ -57,12 +57,24 @@ class Quadratic(NamedTuple):
     constant: Tensor  # (...)
     center: Tensor | float = 0.0  # (..., D)
 
-    def log_integral(self) -> tuple[Tensor, Tensor]:
-        """Return the log integral over x (...), NaN if it diverges, and x's covariance."""
+    def log_integral(self) -> Tensor:
+        """Return the log integral over x (...), NaN if it diverges."""
+        if self.precision.shape[-1] <= SMALL:
+            return self.normal()[0]
+        tril, log_det = _tril_of(self.precision)
+        shift = self.shift[..., None]
+        turned = torch.linalg.solve_triangular(tril, shift, upper=False)[..., 0]
+        return self._integral(turned, log_det)
+
+    def normal(self, wider: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the log integral, and of x the mean and the upper root of the covariance, `wider`."""
+        root, log_det = inverse_root(self.precision)
+        turned = times(root.mT, self.shift)
+        return self._integral(turned, log_det), self.center + times(root, turned), wider * root
+
+    def _integral(self, turned: Tensor, log_det: Tensor) -> Tensor:
         size = self.precision.shape[-1]
-        covariance, log_det = inverse(self.precision)
-        square = dot(self.shift, times(covariance, self.shift))
-        return self.constant + 0.5 * (square - log_det + size * LOG_2_PI), covariance
+        return self.constant + 0.5 * (dot(turned, turned) - log_det + size * LOG_2_PI)
 
     def log(self, x: Tensor) -> Tensor:
         """Return the log of the function at x (..., D), (...)."""

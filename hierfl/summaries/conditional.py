@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hierfl.core.gaussians import LOG_2_PI, Quadratic, dot, inverse_root, product, times
+from hierfl.core.gaussians import LOG_2_PI, Quadratic, dot, product, times
 from hierfl.core.importance_sampling import normal_points
 from hierfl.data.batch import ClientBatch
 from hierfl.laplace.mode import LogDensity, climb, curvature
@@ -110,7 +110,7 @@ def proposals_at(
         sites = hierarchy.given(z, row, t)
         of_w = given(hierarchy, hierarchy.local(z, row, t, sites), z, *factor, t)
         prior = hierarchy.log_mixing(sites, t)
-        return torch.stack([prior + of_w.log_integral()[0], prior.expand(len(t))])
+        return torch.stack([prior + of_w.log_integral(), prior.expand(len(t))])
 
     e = torch.linspace(-FARTHEST, FARTHEST, NODES, dtype=z.dtype)[:, None, None, None]
     nodes = both.at(e).flatten(0, 1)[..., 0].sort(0).values  # (G, C)
@@ -144,7 +144,7 @@ def point(
         normal = hierarchy.local(z, row)
         of_w = given(hierarchy, normal, z, *factor)
         if wide is None:
-            integral, mean, tril = normal_of(of_w, wider)
+            integral, mean, tril = of_w.normal(wider)
             # the Normal density at w, over that of the point
             over = 0.5 * (1.0 - wider**2) * e.square().sum(-1) + e.shape[-1] * math.log(wider)
             return mean + (tril @ e[..., None])[..., 0], integral + over
@@ -178,7 +178,7 @@ def _of_sides(
     others: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Tensor]:
     """Return points (C, D) of a widened Normal, or of others, and log densities of all Normals there, (n, C)."""
-    normals = [normal_of(of, wider)[1:] for of in sides]
+    normals = [of.normal(wider)[1:] for of in sides]
     of_normals = [mean + (tril @ e[..., None])[..., 0] for mean, tril in normals]
     points = torch.stack([*of_normals, *others])
     w = points.gather(0, side.expand(1, *points.shape[1:]).long())[0]
@@ -197,7 +197,7 @@ def normals_of(
     own = hierarchy.batch(fields)
 
     def at(z: Tensor) -> tuple[Tensor, Tensor]:
-        return normal_of(given(hierarchy, hierarchy.local(z, own), z, *factor), 1.0)[1:]
+        return given(hierarchy, hierarchy.local(z, own), z, *factor).normal()[1:]
 
     mean, tril = torch.vmap(at)(draws)
     return mean.movedim(1, 0), tril.movedim(1, 0)
@@ -225,14 +225,6 @@ def terms_of_clients(
         return torch.cat([mean[0], product(tril, tril.mT)[0][:, row, column], u], 1)
 
     return terms
-
-
-def normal_of(of: Quadratic, wider: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a quadratic's log integral, and its Normal's mean and widened upper root."""
-    root, log_det = inverse_root(of.precision)
-    turned = times(root.mT, of.shift)
-    integral = of.constant + 0.5 * (dot(turned, turned) - log_det + root.shape[-1] * LOG_2_PI)
-    return integral, of.center + times(root, turned), wider * root
 
 
 def sides_of(count: int, hierarchy: Hierarchy) -> Tensor:
@@ -270,7 +262,7 @@ def mixing_density(
         t = t[None]
         sites = hierarchy.given(z, row, t)
         of_w = given(hierarchy, hierarchy.local(z, row, t, sites), z, *factor, t)
-        return (hierarchy.log_mixing(sites, t) + of_w.log_integral()[0])[0]
+        return (hierarchy.log_mixing(sites, t) + of_w.log_integral())[0]
 
     return density
 

@@ -87,6 +87,7 @@ class SurrogateDraws(NamedTuple):
     """Draws of the surrogate."""
 
     draws: Tensor  # (S, K + N M), of z and, where there are some, of all mixing numbers
+    log_p: Tensor  # (S,), the density of the surrogate there
     log_weights: Tensor  # (S,), normalized; equal where draws are final
     r_hat: float  # the largest split R-hat of the chains; NaN where none ran
     k_hat: float = 0.0  # of the weights of the scales; 0 where chains ran
@@ -130,9 +131,10 @@ def sample(
     normal = torch.randn(count, len(surrogate.hierarchy.inside), generator=g)
     density = Density(surrogate, factors, start.bounds)
     chains = _chains(density, count, start, final, word, g)
-    draws = surrogate.draws(chains.draws, *density.at(chains.draws)[1:], normal)
-    share = min(1.0, chains.effective / count)
-    return SurrogateDraws(draws, torch.full((count,), -math.log(count)), chains.r_hat, share=share)
+    log_p, mean, covariance = density.at(chains.draws)
+    draws, of_means = surrogate.draws(chains.draws, mean, covariance, normal)
+    share, equal = min(1.0, chains.effective / count), torch.full((count,), -math.log(count))
+    return SurrogateDraws(draws, log_p + of_means, equal, chains.r_hat, share=share)
 
 
 # ------------------------------------------------------------------------- importance sampling
@@ -152,7 +154,7 @@ def by_importance(
     equal = torch.full((count,), -math.log(count))
     if not len(hierarchy.outside):
         s, log_weights, k_hat, share, many = torch.zeros(count, 0), equal, 0.0, 1.0, count
-        _, mean, covariance = (v.expand(count, *v.shape[1:]) for v in density.at(s[:1]))
+        log_p, mean, covariance = (v.expand(count, *v.shape[1:]) for v in density.at(s[:1]))
     else:
         proposal, share = _adapted(density, start, final=final)
         largest = max(MORE, WORK / (count * surrogate.work))
@@ -178,17 +180,19 @@ def by_importance(
         log_weights, none = weights.log, ~weights.log.isfinite()
         if bool(none.any()):  # they may have no density at all: the heaviest stands in their place
             at = torch.where(none, log_weights.argmax(), torch.arange(many))
-            s, mean, covariance = s[at], mean[at], covariance[at]
+            s, log_p, mean, covariance = s[at], log_p[at], mean[at], covariance[at]
         if final:  # sorted, so that what is kept is spread evenly
             order = s[:, 0].argsort(stable=True)
             at = order[chosen(log_weights[order], count)]
-            s, mean, covariance, log_weights = s[at], mean[at], covariance[at], equal
+            s, log_p, mean, covariance = s[at], log_p[at], mean[at], covariance[at]
+            log_weights = equal
     e = mean
     if mean.shape[1]:
         e = normal_points(count + count % 2, mean.shape[1], seed=seed + 1)[:count]
     e = e[torch.randperm(count, generator=torch.Generator().manual_seed(seed))]
-    drawn = surrogate.draws(s, mean, covariance, e)
-    return SurrogateDraws(drawn, log_weights, torch.nan, k_hat, min(1.0, share * many / count))
+    draws, of_means = surrogate.draws(s, mean, covariance, e)
+    effective = min(1.0, share * many / count)
+    return SurrogateDraws(draws, log_p + of_means, log_weights, torch.nan, k_hat, effective)
 
 
 def _adapted(density: Density, start: Start, *, final: bool) -> tuple[ScalesProposal, float]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hierfl.core import noise
+from hierfl.core.gaussians import LOG_2_PI, product
 from hierfl.core.process import replaced
 from hierfl.core.traced import Gradient
 from hierfl.data.batch import in_double
@@ -66,11 +67,19 @@ class Surrogate:
         own = draws[:, len(self.hierarchy.reading.origin) :]
         return torch.cat([draws[:, self.hierarchy.outside], own], 1)
 
-    def draws(self, scales: Tensor, mean: Tensor, covariance: Tensor, normal: Tensor) -> Tensor:
-        """Return draws (S, K + N M) at (s, t), with m by its moments and standard normals (S, Km)."""
-        m = mean + (torch.linalg.cholesky_ex(covariance).L @ normal[..., None])[..., 0]
+    def draws(
+        self, scales: Tensor, mean: Tensor, covariance: Tensor, normal: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return draws (S, K + N M) at (s, t), with m by its moments and standard normals (S, Km).
+
+        Also return log p(m | s, t), (S,).
+        """
+        tril = torch.linalg.cholesky_ex(covariance).L
+        m = mean + (tril @ normal[..., None])[..., 0]
+        square = normal.square().sum(1) + normal.shape[1] * LOG_2_PI
+        log_p = -0.5 * square - tril.diagonal(dim1=1, dim2=2).log().sum(1)
         s, t = scales.tensor_split([len(self.hierarchy.outside)], 1)
-        return torch.cat([torch.cat([m, s], 1)[:, self.hierarchy.order], t], 1)
+        return torch.cat([torch.cat([m, s], 1)[:, self.hierarchy.order], t], 1), log_p
 
     def log_marginals(self, draws: Tensor, factors: Factors) -> tuple[Tensor, Tensor]:
         """Return log p(z) (S,) and the log integrals over w of p(w, t | z) factor(v) (S, N)."""
@@ -83,7 +92,7 @@ class Surrogate:
             here, power, constant = self.hierarchy.at_scale(factors, z)
             factor = here.precision, here.shift
             factored = given(self.hierarchy, normal, z, *factor, t, power)
-            log_w = factored.log_integral()[0] + self.hierarchy.log_mixing(sites, t) + constant
+            log_w = factored.log_integral() + self.hierarchy.log_mixing(sites, t) + constant
             log_z = self.hierarchy.log_global(z, sites, without=())
             return log_z, log_w.expand(len(factors.shift))
 
@@ -268,9 +277,9 @@ class Density:
 
         def one(at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             s, t = self.surrogate.parts(at, len(hierarchy.outside))
-            normal = of_means(hierarchy, s, self.factors, t, self.slopes)
-            value, covariance = normal.log_integral()
-            return value, covariance @ normal.shift, covariance
+            of_m = of_means(hierarchy, s, self.factors, t, self.slopes)
+            value, mean, root = of_m.normal()
+            return value, mean, product(root, root.mT)
 
         same_prior = not hierarchy.fields and not self.surrogate.mixed
         value, mean, covariance = self.surrogate.mapped(one, self.factors, near, narrow=same_prior)

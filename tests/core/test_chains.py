@@ -154,12 +154,15 @@ def surrogate_of(model: Any) -> Surrogate:
     return Surrogate(seen_hierarchy(read_likelihood(program_of(model))))
 
 
+def factors_of(eta: Tensor, precision: Tensor) -> Factors:
+    return Factors(precision[:, None, None].double(), (eta * precision)[:, None].double(), {})
+
+
 def drawn_of(
     surrogate: Surrogate, eta: Tensor, precision: Tensor, *, final: bool
 ) -> SurrogateDraws:
     with double_precision(), torch.no_grad():
-        shift = (eta * precision)[:, None].double()
-        factors = Factors(precision[:, None, None].double(), shift, {})
+        factors = factors_of(eta, precision)
         prior = prior_draws(surrogate.hierarchy, 0)
         equal = torch.full((len(prior),), -math.log(len(prior)))
         start = Start(prior, equal, bounds_of(surrogate, prior), True)
@@ -181,6 +184,20 @@ def test_points_without_a_density_leave_finite_draws(monkeypatch: pytest.MonkeyP
     draws = drawn_of(surrogate_of(programs.spread), eta, precision, final=False)
     assert bool((draws.log_weights == -torch.inf).any())
     assert bool(draws.draws.isfinite().all())
+
+
+@pytest.mark.parametrize("final", [False, True])
+@pytest.mark.parametrize("by", ["weights", "chains"])
+def test_draws_carry_the_density_of_the_surrogate(
+    by: str, final: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by == "chains":
+        monkeypatch.setattr(sampling, "by_importance", lambda *args, **options: None)
+    surrogate, eta = surrogate_of(programs.spread), torch.linspace(-1.0, 1.0, 8)
+    drawn = drawn_of(surrogate, eta, torch.ones(8), final=final)
+    with double_precision(), torch.no_grad():
+        log_z, marginals = surrogate.log_marginals(drawn.draws, factors_of(eta, torch.ones(8)))
+    assert torch.allclose(drawn.log_p, log_z + marginals.sum(1), rtol=0.0, atol=1e-6)
 
 
 @pytest.mark.slow("chains")

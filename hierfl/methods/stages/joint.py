@@ -21,7 +21,7 @@ from hierfl.methods.stages.scaled_means import ScaledMeans
 from hierfl.program.carried import OF_MANY_DRAWS
 from hierfl.program.handlers import unchecked
 from hierfl.program.traces import Site
-from hierfl.summaries.conditional import Proposal, normal_of
+from hierfl.summaries.conditional import Proposal
 from hierfl.summaries.growth import Growth, no_growth
 from hierfl.summaries.hierarchy import Factors
 from hierfl.summaries.mixing import precision_of
@@ -269,7 +269,7 @@ class Joint:
         proposal = self._proposal(z, by, factor) if size else None
         t = proposal.at(e[:, :size]) if proposal is not None else None
         sites, of_w = self._given(z, t, factor)
-        integral, mean, tril = normal_of(of_w, 1.0)
+        integral, mean, tril = of_w.normal()
         w = mean + (tril @ e[:, size:, None])[..., 0]
         over = integral + h.log_mixing(sites, t) - 0.5 * e.square().sum(1)
         if proposal is not None and t is not None and h.mixing is not None:
@@ -296,7 +296,7 @@ class Joint:
 
         def density(t: Tensor) -> Tensor:  # (N, 1, M) -> (N,)
             sites, of_w = self._given(z, t[:, 0], factor)
-            return self.hierarchy.log_mixing(sites, t[:, 0]) + of_w.log_integral()[0]
+            return self.hierarchy.log_mixing(sites, t[:, 0]) + of_w.log_integral()
 
         return laplace_at(density, by.line.at(z))
 

@@ -100,7 +100,7 @@ class Weighting:
         drawn = sample(self.surrogate, factors, count, start, final=final, seed=seed, rough=rough)
         exact, count = factors.num_rows is not None, len(drawn.draws)
         # of sums nothing is weighted, and the density is not needed
-        log_p = torch.zeros(count) if exact else self.log_p(drawn.draws, factors)
+        log_p = torch.zeros(count) if exact else drawn.log_p
         log_p = log_p - (drawn.log_weights + math.log(count))
         state = replace(
             state,
