@@ -117,6 +117,9 @@ ROUNDS, A_ROUND = 12, 2.0
 LEAST_TAKEN, STEPS, MANY_TIMES = 3, 20, 3.0
 # likewise once draws were weighted in vain: their k-hat, from which other rounds hardly help
 HOPELESS, AGAIN_TIMES = 1.0, 0.5
+# rounds within which factors are final, at their rate, and with those that then weight draws: rounds
+# do not end that take less than chains
+SOON, WITH_WEIGHTS = 2, 4
 MANY_OTHERS = 4  # scalars that rows read by no linear predictor; with fewer a step is fast
 TIRED = "rounds stopped improving: the clients' factors move in a cycle"
 MISSED = "modes of little mass may be missed"
@@ -151,6 +154,14 @@ def _away(record: Mapping[str, Any]) -> float | None:
     if "moved" not in record and "changed" not in record:
         return None
     return max(record.get("moved", math.inf) / STILL, record.get("changed", math.inf) / STILL_SD)
+
+
+def _is_nearly_done(history: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether factors are nearly final, at the rate at which they get there, or draws are weighted."""
+    if history[-1].get("stage") != GATHER:
+        return True
+    before, away = ([None, *map(_away, history)])[-2:]
+    return before is not None and away is not None and away * (away / before) ** SOON < 1.0
 
 
 def _distrusted(k_hat: float) -> str:
@@ -215,7 +226,7 @@ class Fallback:
         why, done = why_tired(where.history), where.history[-1].get("stage") == DONE
         if why is not None:
             return why
-        if not done and self._are_long(where):
+        if not done and self._are_long(where) and not self._are_nearly_done(where):
             if _failed(where):
                 return _distrusted(where.history[-1]["k_hat"])
             taken = "1 round was" if where.round == 1 else f"{where.round} rounds were"
@@ -275,8 +286,17 @@ class Fallback:
             return True
         if len(seen_in(self.federation.program).score.line.rest) < MANY_OTHERS:
             return False
-        steps = max(rounds, LEAST_TAKEN) * STEPS if self._reads_rows_often else 0
-        return steps * self.chains.factor_seconds >= times * self.chains.seconds
+        rounds = max(rounds, LEAST_TAKEN) if self._reads_rows_often else 0
+        return self._seconds_of(rounds) >= times * self.chains.seconds
+
+    def _are_nearly_done(self, where: Progress) -> bool:
+        """Return whether rounds are about to end, sooner than chains."""
+        nearly = _is_nearly_done(where.history) and not _failed(where)
+        return nearly and self._seconds_of(WITH_WEIGHTS) < self.chains.seconds
+
+    def _seconds_of(self, rounds: int) -> float:
+        """Return the counted work of clients' factors in so many rounds."""
+        return rounds * STEPS * self.chains.factor_seconds
 
     def _tails_rest_on_few(self, state: ServerState) -> bool:
         """Return whether the verdict would ask for more draws: of global scalars, unconstrained."""

@@ -29,7 +29,15 @@ from hierfl.posterior.draws import posterior_draws
 from hierfl.program.handlers import unchecked
 from hierfl.program.sites import Model
 from hierfl.runs import ended
-from hierfl.runs.ended import LONGEST, MANY_TIMES, STEPS, TIRED, Fallback, why_tired
+from hierfl.runs.ended import (
+    LONGEST,
+    MANY_TIMES,
+    STEPS,
+    TIRED,
+    WITH_WEIGHTS,
+    Fallback,
+    why_tired,
+)
 from hierfl.runs.one_run import _next, fallback_of
 from hierfl.summaries.packed_rows import packed
 
@@ -303,6 +311,27 @@ def test_rounds_that_took_the_work_of_chains_often_end(monkeypatch: pytest.Monke
         for count, words in ((1, "1 round was not enough"), (3, "3 rounds were not enough")):
             why = fallback.why_over(replace(where, round=count, history=(record,) * count))
             assert (words in str(why)) == ends, why
+
+
+@pytest.mark.parametrize(
+    ("moved", "k_hat", "share", "goes_on"),
+    [
+        ((0.5, 0.2), 0.0, 0.9, True),  # final in a round
+        ((0.5, 0.2), 0.0, 1.1, False),  # rounds left take more than chains
+        ((0.5, 0.45), 0.0, 0.9, False),  # nor soon, at this rate
+        ((0.5, 0.2), 1.2, 0.9, False),  # draws were weighted in vain
+        ((None, 0.2), 0.0, 0.9, False),
+    ],
+)
+def test_rounds_that_are_about_to_end_go_on(
+    moved: tuple[float, ...], k_hat: float, share: float, goes_on: bool
+) -> None:
+    fallback, where = Fallback(by_chains().federation, None), by_chains().progress
+    fallback.chains.factor_seconds = share * fallback.chains.seconds / (WITH_WEIGHTS * STEPS)
+    record: dict[str, Any] = {"stage": GATHER, "changed": 0.0, "k_hat": k_hat}
+    history = tuple({**record, "moved": of} if of else {"stage": GATHER} for of in moved)
+    why = fallback.why_over(replace(where, round=1000, history=history))
+    assert (why is None) == goes_on, why
 
 
 def non_centered(batch: ClientBatch) -> None:
