@@ -39,6 +39,7 @@ ALIASES = {
     "zinb": "zero_inflated_negative_binomial",
     "zip": "zero_inflated_poisson",
 }
+ALIKE = 0.85  # of names, by difflib; "loglogistic" is not like "logistic"
 
 
 def named(name: str) -> ResponseFamily:
@@ -59,7 +60,7 @@ def named(name: str) -> ResponseFamily:
         example = "families.piecewise_exponential(breaks=(1.0, 2.0))"
         raise ValueError(f"family {name!r} needs its breaks: use {example}, in the response's unit")
     if word not in FAMILIES:
-        near = get_close_matches(word, [*FAMILIES, *ALIASES], n=3, cutoff=0.6)
+        near = get_close_matches(word, [*FAMILIES, *ALIASES], n=3, cutoff=ALIKE)
         nearest = dict.fromkeys(ALIASES.get(match, match) for match in near) or FAMILIES
         words = " or ".join(map(repr, nearest))
         raise ValueError(f"family is {name!r}, which hierfl does not have: use {words}")
