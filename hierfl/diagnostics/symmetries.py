@@ -15,9 +15,9 @@ from torch.distributions import constraints
 
 from hierfl.core.trees import Tree
 from hierfl.data.batch import ClientBatch
-from hierfl.posterior.client_loop import at_each_draw, each_client
+from hierfl.posterior.client_loop import at_each_draw, draws_at_once, each_client
 from hierfl.posterior.draws import Draws, in_program_shapes
-from hierfl.posterior.snapshot import Snapshot
+from hierfl.posterior.snapshot import Snapshot, first_client
 from hierfl.program.handlers import log_joint
 from hierfl.program.program import Params
 from hierfl.program.sites import LatentSite, Values, of_scalars
@@ -91,12 +91,28 @@ def symmetries(fit: Snapshot, drawn: Draws) -> Symmetries:
         for some in (*_exchanges(sites), *_mirrors(sites))
         if any(_told_apart(every_draw, change.of(every_draw)) for change in some)
     ]
-    if not changes:
-        return NO_SYMMETRY
     first = {name: value[0] for name, value in shared.items()}
     states = {name: value[:, 0] for name, value in own.items()}
+    # what one client's rows tell apart takes no pass over all
+    alone = {name: value[:1] for name, value in states.items()}
+    held = _held(fit, first, states, _held(first_client(fit), first, alone, changes))
+    # the shortest: what changes besides may be a symmetry of its own
+    signs = [some for some in held if isinstance(some[0], Mirror)][:1]
+    return Symmetries(
+        _names(every_draw, [some for some in held if not isinstance(some[0], Mirror)]),
+        _names(every_draw, signs),
+    )
 
-    def one(params: Params, mine: ClientBatch, _: ClientBatch, state: Values) -> Tree:
+
+def _held(
+    fit: Snapshot, first: Values, states: Values, changes: Sequence[Sequence[Change]]
+) -> list[Sequence[Change]]:
+    """Return the changes that leave all densities as they are at global values, and clients' own (N, ...)."""
+    if not changes:
+        return []
+    program = fit.program
+
+    def one(clients: int, params: Params, mine: ClientBatch, _: ClientBatch, state: Values) -> Tree:
         values = first | state
         ways = [values | _changed(values, some) for some in ((), *changes)]
         stacked = {name: torch.stack([way[name] for way in ways]) for name in values}
@@ -106,21 +122,16 @@ def symmetries(fit: Snapshot, drawn: Draws) -> Symmetries:
             by_client, common = log_joint(program.model, values, mine, params)
             return {"each": by_client.sum(), "common": common}
 
-        return at_each_draw(at, len(ways), program)
+        at_once = max(1, draws_at_once(mine.num_rows, program) // clients)
+        return at_each_draw(at, len(ways), program, at_once=at_once)
 
-    chunks = [chunk.found for chunk in each_client(fit, one, given=states)]
+    chunks = [chunk.found for chunk in each_client(fit, one, given=states, sized=True)]
     by_client = torch.cat([part["each"] for part in chunks])  # (N, ways)
     common = chunks[0]["common"][:1]
     densities = torch.cat([by_client, common])
     near = 1e-9 if densities.dtype == torch.float64 else 3e-6
     same = ((densities - densities[:, :1]).abs() <= near * (1.0 + densities[:, :1].abs())).all(0)
-    held = [some for some, equal in zip(changes, same[1:].tolist(), strict=True) if equal]
-    # the shortest: what changes besides may be a symmetry of its own
-    signs = [some for some in held if isinstance(some[0], Mirror)][:1]
-    return Symmetries(
-        _names(every_draw, [some for some in held if not isinstance(some[0], Mirror)]),
-        _names(every_draw, signs),
-    )
+    return [some for some, equal in zip(changes, same[1:].tolist(), strict=True) if equal]
 
 
 def _changed(values: Values, some: Sequence[Change]) -> Values:

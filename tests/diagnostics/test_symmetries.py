@@ -1,7 +1,8 @@
 """Draws of a mixture whose components have no order are said to be of one order, and no others are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -14,7 +15,9 @@ from hierfl import ClientBatch, ClientData
 from hierfl.diagnostics.checks import checks_of_fit
 from hierfl.diagnostics.symmetries import Symmetries, symmetries
 from hierfl.diagnostics.verdict import evidence_of
+from hierfl.posterior.client_loop import Chunk, each_client
 from hierfl.posterior.draws import Draws
+from hierfl.posterior.snapshot import Snapshot
 from hierfl.program.sites import COMMON
 
 Model = Callable[[ClientBatch], None]
@@ -145,3 +148,19 @@ def test_signs_of_a_program_with_local_sites_alone_are_named() -> None:
     fit = hierfl.fit(method, data, rounds=1, progress=False)
     assert COMMON in {site.name for site in fit.program.latents.sites}
     assert symmetries(fit, Draws({}, {"away": away})) == Symmetries(signs=("away",))
+
+
+@pytest.mark.parametrize(("model", "read"), [(with_an_order, [1]), (of_a_vector, [1, 3])])
+def test_what_one_client_tells_apart_takes_no_pass_over_all(
+    model: Model, read: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a million rows, a pass over all with each change took 5 s and 1.3 GB."""
+    clients: list[int] = []
+
+    def noted(fit: Snapshot, *args: Any, **options: Any) -> Iterator[Chunk]:
+        clients.append(len(fit.clients))
+        return each_client(fit, *args, **options)
+
+    monkeypatch.setattr("hierfl.diagnostics.symmetries.each_client", noted)
+    symmetries(fitted(model), draws(model, apart=4.0))
+    assert clients == read
