@@ -44,8 +44,6 @@ def check_range(values: Iterable[Any], name: str) -> None:
 
 def _numbers(values: Array, name: str) -> NDArray[Any]:
     _check_unmasked(values, name)
-    if values is None:
-        raise TypeError(f"field '{name}' is None: give one value per row, or leave it out")
     try:
         # Arrays are copied: those that pandas hands out are read-only, which torch warns of.
         array = np.array(values)
@@ -89,30 +87,23 @@ def masked_in(values: Any) -> int:
 
 def _of_objects(array: NDArray[Any], name: str) -> NDArray[Any]:
     """Return the numbers of an array of Python objects; None and NA become NaN."""
-    flat = array.ravel().tolist()
-    missing = [is_missing(v) for v in flat]
-    present = [v for v, gone in zip(flat, missing, strict=True) if not gone]
+    import pandas as pd  # slow to import
+
+    missing = np.asarray(pd.isna(array))
+    present = array[~missing].tolist()
     for value in present:
         if not isinstance(value, numbers.Real | Decimal | np.bool_):
             what = f"is not numeric: it holds {str(value)[:40]!r}"
             raise TypeError(f"field '{name}' {what}; {_FIX}")
-    if any(missing) or not all(isinstance(v, numbers.Integral | np.bool_) for v in present):
+    if missing.any() or not all(isinstance(v, numbers.Integral | np.bool_) for v in present):
         try:
-            floats = [np.nan if gone else float(v) for v, gone in zip(flat, missing, strict=True)]
+            return np.where(missing, np.nan, array).astype(np.float64)
         except OverflowError as error:
             raise _too_large("an integer", name) from error
-        return np.array(floats, np.float64).reshape(array.shape)
     if all(isinstance(v, bool | np.bool_) for v in present):
-        return np.array(flat, bool).reshape(array.shape)
+        return array.astype(bool)
     check_range(present, name)
-    return np.array([int(v) for v in flat], np.int64).reshape(array.shape)
-
-
-def is_missing(value: object) -> bool:
-    """Return whether a value is None, NaN, or pandas' NA or NaT."""
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):
-        return True
-    return isinstance(value, float | np.floating | Decimal) and bool(value != value)
+    return array.astype(np.int64)
 
 
 def _too_large(value: object, name: str) -> ValueError:

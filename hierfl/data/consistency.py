@@ -143,7 +143,7 @@ def _fault_of_offsets(offsets: Any, names: Sequence[str]) -> str:
 def _check_field(name: object, values: Any) -> None:
     if not isinstance(name, str) or not name:
         raise TypeError(f"a field is named {name!r}: names of fields must be strings")
-    if name in OF_A_BATCH:
+    if name in OF_A_BATCH or name.startswith("_"):
         what = f"field '{name}' has the name of a part of a batch, batch.{name}"
         raise ValueError(f"{what}: rename it")
     if not isinstance(values, Tensor):

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from pyro import poutine
 from pyro.distributions import Unit
-from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from hierfl.core import noise
@@ -16,7 +15,7 @@ from hierfl.program.check_dependence import computed_from
 from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import Program, ProgramError
 from hierfl.program.sites import Values
-from hierfl.program.traces import is_deterministic, samples
+from hierfl.program.traces import AtSites, Site, is_deterministic, samples
 
 Labels = dict[str, Tensor]
 
@@ -31,7 +30,7 @@ def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tup
         for one in range(count):
             first, second = noise.fold(noise.root_key(seed), one).tolist()
             noise.seed_torch(((first & 0x7FFFFFFF) << 32) | (second & 0xFFFFFFFF))
-            with _Unobserved():
+            with AtSites(_unobserve):
                 nodes: Any = poutine.trace(program.model).get_trace(batch).nodes
             values.append({name: nodes[name]["value"] for name in names})
             of_fields = program.labels.items()
@@ -43,12 +42,10 @@ def drawn(program: Program, batch: ClientBatch, *, count: int, seed: int) -> tup
     )
 
 
-class _Unobserved(Messenger):
-    """Draw observed sites; deterministic ones keep their values."""
-
-    def _pyro_sample(self, msg: Any) -> None:
-        if msg["is_observed"] and not is_deterministic({**msg, "type": "sample"}):
-            msg["is_observed"], msg["value"], msg["done"] = False, None, False
+def _unobserve(site: Site) -> None:
+    """Let an observed site be drawn; deterministic ones keep their values."""
+    if site["is_observed"] and not is_deterministic({**site, "type": "sample"}):
+        site["is_observed"], site["value"], site["done"] = False, None, False
 
 
 def with_labels(batch: ClientBatch, labels: Labels) -> ClientBatch:

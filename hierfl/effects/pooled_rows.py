@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hierfl.formulas.columns import level_name, ordered, refuse_similar
-from hierfl.formulas.levels import MANY_LEVELS, are_days, are_named_ids, is_identifier, merged
+from hierfl.formulas.levels import is_identifier, merged
 from hierfl.formulas.table_answers import MISSING, OTHERS, LevelsAnswer, NumbersAnswer
 
-DIFFERENT = "(different values)"  # in place of the levels of IDs and dates
+MANY_LEVELS = 50  # beyond which a table counts the levels of a category instead of listing them
+DIFFERENT = "(different values)"  # in place of many levels
 QUARTILES = {"q25": 0.25, "median": 0.5, "q75": 0.75}
 Floats = NDArray[np.float64]
 ColumnAnswer = NumbersAnswer | LevelsAnswer
@@ -25,21 +26,18 @@ class Form(NamedTuple):
 
 
 def form_of(column: str, answers: Sequence[ColumnAnswer], least: int) -> Form:
-    """Return the form of a column in all groups: 0 and 1 are levels; what names or counts rows, and dates, is an ID."""
+    """Return the form of a column in all groups: 0 and 1 are levels; many levels are counted."""
     are_levels = {isinstance(answer, LevelsAnswer) for answer in answers}
     if len(are_levels) > 1:
         what = f"column '{column}' holds numbers at one client and names at another"
         raise ValueError(f"{what}: make it the same everywhere, or leave it out by columns=")
     if True not in are_levels and not _are_binary(answers, least):
-        values = np.sort(np.concatenate([[], *map(values_of, answers if least == 1 else ())]))
-        counts_up = len(values) >= MANY_LEVELS and bool((np.diff(values) == 1.0).all())
-        is_id = counts_up or are_named_ids(column, values) or are_days(values)
-        return Form("counted" if is_id else "numbers")
+        return Form("numbers")
     levels = [as_levels(answer) for answer in answers]
     seen = {level for answer in levels for level in answer.counts}
     refuse_similar(seen, f"column '{column}'")
-    is_id = is_identifier(len(seen), sum(answer.rows for answer in levels))
-    if least == 1 and (len(seen) > MANY_LEVELS or is_id):
+    rows = sum(answer.rows for answer in levels)
+    if least == 1 and (len(seen) > MANY_LEVELS or is_identifier(len(seen), rows)):
         return Form("counted")
     orders = {answer.declared for answer in levels if answer.declared}
     order = merged(orders) or (max(orders, key=len) if orders else ())
@@ -70,7 +68,7 @@ def as_levels(answer: ColumnAnswer) -> LevelsAnswer:
     return LevelsAnswer(answer.rows, {"0": answer.rows - ones, "1": ones})
 
 
-def values_of(answer: ColumnAnswer) -> Floats:
+def _values_of(answer: ColumnAnswer) -> Floats:
     """Return all values of numbers, (n,); of an answer with a `least` of 1."""
     if isinstance(answer, LevelsAnswer):
         return np.zeros(0)
@@ -97,11 +95,11 @@ def pooled_levels(
 
 
 def counted(answers: Sequence[ColumnAnswer], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one row for a column of IDs or dates: how many different values it has."""
+    """Return one row for a column of many levels, such as IDs: how many different values it has."""
     names = {
         level for answer in answers if isinstance(answer, LevelsAnswer) for level in answer.counts
     }
-    numbers = {value for answer in answers for value in values_of(answer).tolist()}
+    numbers = {value for answer in answers for value in _values_of(answer).tolist()}
     return {**about, "level": DIFFERENT, "count": len(names | numbers), "share": math.nan}
 
 
@@ -117,7 +115,7 @@ def pooled_numbers(answers: Sequence[NumbersAnswer], least: int) -> dict[str, fl
     summary = {"mean": mean, "sd": math.sqrt(squares / (total - 1.0)) if total > 1.0 else math.nan}
     for name, share in QUARTILES.items():
         if least == 1:  # all values are known
-            at = (float(np.quantile(np.concatenate([*map(values_of, answers)]), share)),) * 3
+            at = (float(np.quantile(np.concatenate([*map(_values_of, answers)]), share)),) * 3
         else:
             at = _bounded(answers, share, least)
         summary |= dict(zip((name, f"{name}_low", f"{name}_high"), at, strict=True))

@@ -26,8 +26,6 @@ from hierfl.formulas.imputed import check_known, with_known
 from hierfl.formulas.levels import (
     Rare,
     agreed_column,
-    name_unused,
-    refuse_decimals,
     refuse_identifier,
     two_levels,
     with_rare,
@@ -129,14 +127,11 @@ def agreed(
             of_one = {client: columns_here[name] for client, columns_here in answers.items()}
             column = agreed_column(name, of_one, levels_of.get(name), units.get(name, ""), ordinal)
             if column.kind == "category" and name != censored:
-                refuse_decimals(name, column.levels)
                 if declared is not None:
-                    refuse_identifier(name, of_one.values(), min_count)
+                    refuse_identifier(name, of_one.values())
                     if name == declared.parts.response:
                         column = two_levels(declared, column)
                 column = with_rare(name, column, ask, rare, min_count, name in ordinal)
-                if name not in levels_of and not column.rare:
-                    name_unused(name, column, of_one.values(), min_count)
             columns[name] = column
         start = Schema(clients, sum(ask(Question("rows")).values()), min_count, columns)
     return start if declared is None else agree_on_formula(start, declared, ask, levels_of)

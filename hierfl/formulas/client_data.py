@@ -36,7 +36,7 @@ from hierfl.formulas.declaration import Declaration
 from hierfl.formulas.expressions import columns_of
 from hierfl.formulas.imputed import fields_of, filled, with_known
 from hierfl.formulas.layout import GroupTerm, Layout, rows_of_above
-from hierfl.formulas.levels import warn_of_far_origins, warn_of_far_values, warn_of_identifiers
+from hierfl.formulas.levels import warn_of_far_origins, warn_of_far_values
 from hierfl.formulas.transforms import BeyondKnots
 
 Fields = dict[str, NDArray[Any]]
@@ -66,12 +66,8 @@ def client_data(
     if not pieces:
         pieces = [read({client: frame}) for client, frame in by_name.items()]
     numbers = {n: _joined([of.numbers[n] for of in pieces]) for n in pieces[0].numbers}
-    if labeled and not asked:
-        labels = declared.parts.labels
-        predictors = {name: values for name, values in numbers.items() if name not in labels}
-        warn_of_identifiers(predictors, len(by_name))
-        if not formula.priors:
-            warn_of_far_origins(declared, formula.agreed)
+    if labeled and not asked and not formula.priors:
+        warn_of_far_origins(declared, formula.agreed)
     counts = np.concatenate([of.counts for of in pieces])
     warn_of_far_values(numbers, formula.agreed, [*by_name], counts)
     is_labeled = _joined([*has_label.values()]) if has_label and labeled else None

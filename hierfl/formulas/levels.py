@@ -1,7 +1,6 @@
 """The levels of a category, as clients' answers give them: their order, rare and unused ones, and what is none."""
 
 import math
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
@@ -22,7 +21,6 @@ from hierfl.formulas.schema import Schema
 
 Rare = Literal["refuse", "merge"]
 OTHER = "other"  # the level that rare ones are merged into
-MANY_LEVELS = 50  # of a category, beyond which numbers with decimals were meant as numbers
 
 
 def merged(orders: Iterable[Sequence[str]]) -> tuple[str, ...] | None:
@@ -133,27 +131,6 @@ def agreed_column(
 
 
 # ------------------------------------------------------------ what is no level, and what has no rows
-def refuse_decimals(name: str, levels: Sequence[str]) -> None:
-    """Refuse a category whose many levels are numbers with decimals."""
-    decimals = [level for level in levels if is_number(level) and not float(level).is_integer()]
-    if len(decimals) > MANY_LEVELS:
-        what = f"{len(levels)} different values, such as {decimals[0]}, and is read as categories"
-        raise ValueError(f"column '{name}' has {what}: make it numbers, or cut it, pandas.cut")
-
-
-def name_unused(name: str, column: Column, answers: Collection[OfColumn], least: int) -> None:
-    """Warn of levels that a category declares and no rows have."""
-    seen = {level for answer in answers for level in (answer.counts or {})}
-    declared = dict.fromkeys(level for answer in answers for level in answer.declared)
-    if unused := [repr(level) for level in declared if level not in seen]:
-        becomes = f"is left out: keep it by schema(..., levels={{'{name}': [...]}})"
-        if {*declared} <= {*column.levels}:
-            becomes = "keeps its prior: remove it, unless future rows have it"
-        having = "no rows have" if least == 1 else f"no client has {least} rows with"
-        what = f"column '{name}' declares a level that {having}, {', '.join(unused)}"
-        warn(f"{what}, which {becomes}")
-
-
 def two_levels(declared: Declaration, column: Column) -> Column:
     """Return a response of yes and no with its two levels; refuse others."""
     is_pair, kind, fault = len(column.levels) == 2, declared.family.kind, ""
@@ -193,13 +170,6 @@ def with_rare(
 # ------------------------------------------------------------ columns that are no predictors
 Floats = NDArray[np.float64]
 SOME = 10  # levels or rows, from which on as many values as rows are names of the rows
-FEW = 3  # rows a level, such as measurements of one person
-DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?:[T ].*)?")
-# "id", "patient_id", "PatientID", "record no"; not "paid"
-NAME = re.compile(
-    r"(?i:(?:.*[\W_])?(?:p?id|uuid|mrn|ssn)|.*(?:patient|subject|person|record|case)[\W_]?(?:no|nr|number|code))"
-    r"|.*[a-z](?:Id|ID)"
-)
 
 
 def is_identifier(levels: int, rows: int) -> bool:
@@ -211,58 +181,14 @@ def is_identifier(levels: int, rows: int) -> bool:
     return levels >= SOME and 2 * levels > rows
 
 
-def refuse_identifier(name: str, answers: Collection[OfColumn], least: int) -> None:
-    """Refuse a category that names rows, such as an ID, and one of dates; warn of one that names persons."""
-    levels = dict.fromkeys(level for answer in answers for level in (answer.counts or {}))
+def refuse_identifier(name: str, answers: Collection[OfColumn]) -> None:
+    """Refuse a category that names rows, such as an ID: it would have a coefficient for each."""
+    levels = {level for answer in answers for level in (answer.counts or {})}
     rows = sum(sum((answer.counts or {}).values()) for answer in answers)
-    what = f"column '{name}' has {len(levels)} levels in {rows} rows"
-    if least > 1 and not levels and all(answer.counts == {} for answer in answers):
-        return  # agreed beforehand, or named by no client: `with_rare` refuses it
-    fix = ""
-    if len(levels) >= SOME and all(map(DATE.fullmatch, levels)):
-        fix = "which are dates, read as categories: make it numbers, days since a day, "
-        fix += f"(pandas.to_datetime(frame['{name}']) - day).dt.days, or the year"
-    elif is_identifier(len(levels), rows):
-        fix = f"like an ID, each with a coefficient: take it out, or write (1 | {name}) if "
-        fix += "several rows share a value"
-    if fix:
-        raise ValueError(f"{what}, {fix}")
-    if len(levels) >= SOME and (FEW * len(levels) >= rows or NAME.fullmatch(name)):
-        warn(f"{what}, each with a coefficient: write (1 | {name}) if they are persons or places")
-
-
-def warn_of_identifiers(columns: Mapping[str, Floats], clients: int) -> None:
-    """Warn of whole numbers that name rows: called an ID, dates, or counted up, as years are at one client alone."""
-    for name, rows in sorted(columns.items()):
-        values = np.sort(rows[np.isfinite(rows)])
-        if len(values) < SOME or (values % 1.0).any():
-            continue
-        counts_up, kind = clients > 1 and bool((np.diff(values) == 1.0).all()), ""
-        if counts_up or are_named_ids(name, values):
-            kind, fix = "like an ID", "take it out"
-        elif are_days(values):
-            kind, fix = "which are dates such as 20240131", "make them days since a day"
-        if kind:
-            many = f"{len(np.unique(values))} different whole numbers in {len(values)} rows"
-            what = f"column '{name}' has {many}, {kind}, and is read as a number"
-            warn(f"{what} with one slope: {fix}")
-
-
-def are_named_ids(name: str, values: Floats) -> bool:
-    """Return whether a column of numbers is called an ID, and they are whole and not a few."""
-    return (
-        NAME.fullmatch(name) is not None
-        and not (values % 1.0).any()
-        and len(np.unique(values)) >= SOME
-    )
-
-
-def are_days(values: Floats) -> bool:
-    """Return whether all whole numbers are days from 1900 to 2099, written as 20240131, and some differ."""
-    years, months, days = values // 1e4, values // 1e2 % 1e2, values % 1e2
-    are_days = (years >= 1900) & (years < 2100) & (months >= 1) & (months <= 12)
-    are_days &= (days >= 1) & (days <= 31)
-    return bool(are_days.all()) and len(np.unique(values)) >= SOME
+    if is_identifier(len(levels), rows):
+        what = f"column '{name}' has {len(levels)} levels in {rows} rows, like an ID"
+        fix = f"take it out, or write (1 | {name}) if several rows share a value"
+        raise ValueError(f"{what}, each with a coefficient: {fix}")
 
 
 FAR = 8.0  # sds of the other rows, from their mean

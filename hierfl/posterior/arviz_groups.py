@@ -1,6 +1,6 @@
 """ArviZ groups of a fit: arrays with named dimensions; large networks are summarized by layer."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
@@ -46,24 +46,13 @@ class Groups:
     coords: dict[str, Any] = field(default_factory=dict)
 
     def sites(self, group: str, draws: Draws) -> None:
-        """Add draws of sites, with feature names as labels where exactly one field fits."""
-        features = self.fit.federation.data.features
+        """Add draws of sites, with the names and labels of their dimensions."""
         self.coords[CLIENT] = list(self.fit.clients)
         for name, value in draws.sites.items():
             lead = [CLIENT] if name in draws.own else []
-            dims: list[str] = []
-            sizes = value.shape[1 + len(lead) :]
-            declared = dims_of(self.fit.program.model).get(name, ())
-            if [len(labels) for _, labels in declared] == list(sizes):
-                dims = [dim for dim, _ in declared]
-                self.coords.update({dim: list(labels) for dim, labels in declared})
-                sizes = sizes[:0]
-            for i, size in enumerate(sizes):
-                label = feature_dim(features, size)
-                unnamed = label is None or label in dims  # a dimension may not appear twice
-                dims.append(f"{name}_dim_{i}" if unnamed else str(label))
-                self.coords.setdefault(dims[-1], list(features.get(dims[-1]) or range(size)))
-            self.put(group, name, value, [*lead, *dims])
+            labels = labels_of(self.fit, name, value.shape[1 + len(lead) :])
+            self.coords.update(labels)
+            self.put(group, name, value, [*lead, *labels])
 
     def layers(self, group: str, draws: Draws, networks: Mapping[str, Network]) -> None:
         """Add layer summaries, (S, L, 4) or by client (S, N, L, 4), one variable per statistic."""
@@ -110,10 +99,20 @@ def rows_in_order(data: ClientData) -> tuple[Tensor, list[Any]]:
     return data.frame_rows.order, data.frame_rows.labels
 
 
-def feature_dim(features: Any, size: int) -> str | None:
-    """Return the one field with this many named columns; None where none or several have."""
-    of_size = [name for name, labels in features.items() if len(labels) == size]
-    return of_size[0] if len(of_size) == 1 else None
+def labels_of(fit: Snapshot, name: str, shape: Sequence[int]) -> dict[str, list[Any]]:
+    """Return the dimensions of a site and their labels, by `dims_of`, else by the one field with as many features."""
+    declared = dims_of(fit.program.model).get(name, ())
+    if declared and [len(labels) for _, labels in declared] == list(shape):
+        return {dim: list(labels) for dim, labels in declared}
+    features, found = fit.federation.data.features, dict[str, list[Any]]()
+    for i, size in enumerate(shape):
+        fields = [of for of, labels in features.items() if len(labels) == size]
+        # a dimension may not appear twice
+        named = len(fields) == 1 and fields[0] not in found
+        found |= (
+            {fields[0]: list(features[fields[0]])} if named else {f"{name}_dim_{i}": [*range(size)]}
+        )
+    return found
 
 
 def attributes(fit: Snapshot, seed: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from hierfl.core.intervals import PROB, tails
 from hierfl.core.process import one_at_a_time
 from hierfl.core.trees import Tree, tree_map
 from hierfl.data.batch import ClientBatch
-from hierfl.posterior.arviz_groups import EXPAND, feature_dim
+from hierfl.posterior.arviz_groups import EXPAND, labels_of
 from hierfl.posterior.client_loop import each_client
 from hierfl.posterior.corrected import corrected
 from hierfl.posterior.draws import Draws, known_sites, posterior_draws
@@ -37,7 +37,7 @@ from hierfl.posterior.snapshot import (
     learned_params,
 )
 from hierfl.program.program import Params
-from hierfl.program.sites import Values, dims_of
+from hierfl.program.sites import Values
 
 COLUMNS = ("site", "entry", "client", "mean", "sd", "low", "high", "shrinkage", "shrinkage_error")
 # local networks are summarized sooner where clients are many
@@ -212,14 +212,5 @@ def in_right_digits(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def entries_of(fit: Snapshot, name: str, shape: Sequence[int]) -> list[str]:
-    """Label a site's numbers by `dims_of`, else by the one field with as many features."""
-    declared = [labels for _, labels in dims_of(fit.program.model).get(name, ())]
-    if declared and [len(labels) for labels in declared] == list(shape):
-        return [", ".join(entry) for entry in product(*declared)]
-    features = fit.federation.data.features
-    labels: list[Sequence[str]] = []
-    for size in shape:
-        field = feature_dim(features, size)
-        has_names = field is not None and list(features[field]) not in labels
-        labels.append(list(features[str(field)]) if has_names else [str(i) for i in range(size)])
-    return [", ".join(entry) for entry in product(*labels)]
+    """Label a site's numbers by the labels of its dimensions."""
+    return [", ".join(map(str, entry)) for entry in product(*labels_of(fit, name, shape).values())]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyro.distributions as dist
 import torch
+from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
@@ -110,20 +111,11 @@ def _error(
     return None
 
 
-class _Reached(Messenger):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def _pyro_post_sample(self, msg: Site) -> None:
-        self.names.add(msg["name"])
-
-
 def _at_fault(
     how: Callable[..., None], program: Program, params: Params, batch: ClientBatch
 ) -> str:
     """Return in words the first site of the model that cannot be computed in this way."""
-    reached = _Reached()
+    reached = poutine.trace()
 
     def model(batch: ClientBatch) -> None:
         with reached:
@@ -137,7 +129,7 @@ def _at_fault(
     _, trace = traces_of(program.model, program.guide, params, batch, batch)
     nodes = dict(samples(trace))
     if _error(how, density, params, batch) is not None:  # the model itself fails, between two sites
-        wrong = next((name for name in nodes if name not in reached.names), None)
+        wrong = next((name for name in nodes if name not in reached.trace), None)
     else:
         fails = (n for n in nodes if _error(how, partial(density, name=n), params, batch))
         wrong = next(fails, None)

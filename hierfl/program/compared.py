@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from pyro import poutine
-from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -17,7 +16,7 @@ from hierfl.program.handlers import unchecked, untouched_store
 from hierfl.program.program import ProgramError
 from hierfl.program.sites import Model
 from hierfl.program.supports import PriorCenters
-from hierfl.program.traces import Site, is_deterministic, is_latent, samples
+from hierfl.program.traces import AtSites, Site, is_deterministic, is_latent, samples
 
 NAMES = ("gt", "ge", "lt", "le", "__gt__", "__ge__", "__lt__", "__le__")
 KINDS = {getattr(of, name) for of in (torch, Tensor) for name in NAMES if hasattr(of, name)}
@@ -36,21 +35,16 @@ class Comparisons(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _MarkedLatents(Messenger):
-    """Marks the values of latent sites by `requires_grad`, which dependents inherit."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.marks: dict[str, Tensor] = {}
-
-    def _pyro_post_sample(self, msg: Site) -> None:
-        if is_latent(msg) and msg["value"].is_floating_point():
-            self.marks[msg["name"]] = msg["value"] = msg["value"].detach().clone().requires_grad_()
-
-
 def check_slopes(model: Model, batch: ClientBatch) -> None:
     """Refuse a latent site that is compared, and that no density but its own has a slope in."""
-    marked, compared = _MarkedLatents(), Comparisons()
+    marks, compared = dict[str, Tensor](), Comparisons()
+
+    def note(site: Site) -> None:
+        """Mark the value of a latent site by `requires_grad`, which dependents inherit."""
+        if is_latent(site) and site["value"].is_floating_point():
+            marks[site["name"]] = site["value"] = site["value"].detach().clone().requires_grad_()
+
+    marked = AtSites(note, after=True)
     with untouched_store(), unchecked(), torch.enable_grad(), marked, PriorCenters():
         try:
             with compared:
@@ -59,7 +53,7 @@ def check_slopes(model: Model, batch: ClientBatch) -> None:
             return  # the program takes values out of autograd (`.numpy()`), and cannot be checked
         sides = (side for pair in compared.sides for side in pair if isinstance(side, Tensor))
         in_comparisons = set(chain.from_iterable(map(leaves, sides)))
-        for name, mark in marked.marks.items():
+        for name, mark in marks.items():
             if mark in in_comparisons and not _is_followed(name, mark, trace):
                 raise ProgramError(
                     f"site '{name}' is only compared, so that the likelihood changes with it in "

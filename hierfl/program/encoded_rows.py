@@ -21,7 +21,16 @@ from hierfl.data.batch import ClientBatch
 from hierfl.program.handlers import Substitute, keyed_draw, untouched_store
 from hierfl.program.row_runs import At, RowTerm, isolated
 from hierfl.program.sites import Guide, Model, Values
-from hierfl.program.traces import Middle, Site, divergence, in_data, is_latent, middle, samples
+from hierfl.program.traces import (
+    AtSites,
+    Middle,
+    Site,
+    divergence,
+    in_data,
+    is_latent,
+    middle,
+    samples,
+)
 from hierfl.program.wrapped import under
 
 NO_TERM = RowTerm("", (), ())
@@ -45,20 +54,12 @@ def with_encoded_rows(model: Model, guide: Guide, batch: ClientBatch) -> tuple[M
             rows.declare()
             return model(batch)
 
-    return encoding, under(guide, lambda _: _Hidden(names))
+    def hide(site: Site) -> None:
+        if site["name"] in names:
+            site["stop"] = True
+            site["value"], site["done"] = middle(site["fn"]), True
 
-
-class _Hidden(Messenger):
-    """Hides sites from what is outside."""
-
-    def __init__(self, names: Collection[str]) -> None:
-        super().__init__()
-        self.names = names
-
-    def _pyro_sample(self, msg: Site) -> None:
-        if msg["name"] in self.names:
-            msg["stop"] = True
-            msg["value"], msg["done"] = middle(msg["fn"]), True
+    return encoding, under(guide, lambda _: AtSites(hide))
 
 
 class _Encoding(Messenger):

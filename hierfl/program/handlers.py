@@ -26,7 +26,7 @@ from hierfl.data.batch import ClientBatch
 from hierfl.program.carried import CARRIED
 from hierfl.program.mixture import Mixture
 from hierfl.program.sites import Model, Values
-from hierfl.program.traces import Site, in_clients, in_data, middle, samples, sums_by_owner
+from hierfl.program.traces import AtSites, Site, in_clients, in_data, middle, samples, sums_by_owner
 
 # whether sites of rows are at the middles of their distributions, where rows in other orders are compared
 AT_MIDDLES: ContextVar[bool] = ContextVar("at_middles", default=False)
@@ -289,22 +289,16 @@ class _AllSeen(Exception):
     """A program has sampled all sites that are asked for."""
 
 
-class _Until(Messenger):
-    """Ends a program once it has sampled some sites."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        super().__init__()
-        self.missing = set(names)
-
-    def _pyro_post_sample(self, msg: Site) -> None:
-        self.missing.discard(msg["name"])
-        if not self.missing:
-            raise _AllSeen
-
-
 def sites_until(run: Callable[[], Any], names: Iterable[str]) -> dict[str, Site]:
     """Return the sites of a program up to the last of some of them: rows that come later are not read."""
-    with poutine.trace() as tracer, suppress(_AllSeen), _Until(names):
+    missing = set(names)
+
+    def seen(site: Site) -> None:
+        missing.discard(site["name"])
+        if not missing:
+            raise _AllSeen
+
+    with poutine.trace() as tracer, suppress(_AllSeen), AtSites(seen, after=True):
         run()
     return dict(tracer.trace.nodes)
 

@@ -1,4 +1,4 @@
-"""The fields that a model reads: checks of names, of labels inside their support, of scales; missing values."""
+"""The fields that a model reads: checks of labels inside their support, of scales; missing values."""
 
 from __future__ import annotations
 
@@ -32,17 +32,6 @@ from hierfl.program.traces import (
     observe_others,
     with_one_changed,
 )
-
-
-def check_names(data: ClientData) -> None:
-    """Refuse a field named like an attribute of every batch."""
-    taken = {*dir(ClientBatch), *ClientBatch.__dataclass_fields__}
-    for name in [*data.fields, *data.client_fields]:
-        if name in taken or name.startswith("_"):
-            raise ValueError(
-                f"a field cannot be named '{name}': batch.{name} is an attribute of every batch; "
-                f"rename it ('{name}_')"
-            )
 
 
 def label_fields(

@@ -36,7 +36,6 @@ from hierfl.program.handlers import NoKeyedDraw, Substitute, untouched_store
 from hierfl.program.joint_sites import joint_sites
 from hierfl.program.labels import (
     Recorded,
-    check_names,
     checked_labels,
     codes_of,
     holes,
@@ -126,7 +125,6 @@ def read(
 def read_model(model: Model, data: ClientData, *, seed: int = 0) -> ModelRead:
     """Read a model before it has a guide; the arguments and errors are those of `read`."""
     expect_client_data(data, "data")
-    check_names(data)
     missing = bool(holes(data))
     try:
         return _read_model(model, data, seed, missing)

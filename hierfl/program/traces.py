@@ -202,6 +202,14 @@ def unit_of(fn: Any) -> Tensor | None:
     return torch.where(log.isfinite() & (log.abs() > NEAR), log.round(), 0.0).exp2()
 
 
+class AtSites(Messenger):
+    """Lets a function change each sample statement's message before, or `after`, its value is drawn."""
+
+    def __init__(self, change: Callable[[Site], None], *, after: bool = False) -> None:
+        super().__init__()
+        setattr(self, "_pyro_post_sample" if after else "_pyro_sample", change)
+
+
 class Center(Messenger):
     """Sets latent sites to their priors' centers given earlier ones; `by_mean` avoids reading values."""
 

@@ -35,6 +35,7 @@ from hierfl.program.handlers import TakesWeights, untouched_store
 from hierfl.program.sites import COMMON, Model, of_scalars
 from hierfl.program.supports import mapped_of
 from hierfl.program.traces import (
+    AtSites,
     Center,
     Near,
     Site,
@@ -94,18 +95,6 @@ class _SitesOfOneDtype(Messenger):
         return other
 
 
-class _Started(Messenger):
-    """Lets sites start at values, in place of the centers of their priors."""
-
-    def __init__(self, starts: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.starts = starts
-
-    def _pyro_sample(self, msg: Site) -> None:
-        if msg["name"] in self.starts:
-            msg["infer"] = {**msg["infer"], "start": self.starts[msg["name"]]}
-
-
 def with_defined_start(model: Model, batch: ClientBatch) -> Model:
     """Start global sites off their priors' centers where the density is no number there, as of 1 / x at 0.
 
@@ -130,7 +119,11 @@ def with_defined_start(model: Model, batch: ClientBatch) -> Model:
 
 
 def _started(model: Model, starts: Mapping[str, Tensor]) -> Model:
-    return under(model, lambda _: _Started(starts))
+    def start(site: Site) -> None:
+        if site["name"] in starts:
+            site["infer"] = {**site["infer"], "start": starts[site["name"]]}
+
+    return under(model, lambda _: AtSites(start))
 
 
 class _Typed(TakesWeights, Center):
@@ -183,44 +176,15 @@ def with_one_dtype(model: Model) -> Model:
     return typed
 
 
-class _Floats(Messenger):
-    """Turns the observed values of some sites into floats of the batch's dtype."""
-
-    def __init__(self, sites: frozenset[str], dtype: torch.dtype) -> None:
-        super().__init__()
-        self.sites, self.dtype = sites, dtype
-
-    def _pyro_sample(self, msg: Site) -> None:
-        if msg["name"] in self.sites and msg["is_observed"]:
-            value = torch.as_tensor(msg["value"])
-            msg["value"] = value if value.is_floating_point() else value.to(self.dtype)
-
-
-class _Factors(Messenger):
-    """Turns observed sites into factors, of whose several fields a prediction could not say which is unknown."""
-
-    def __init__(self, sites: frozenset[str]) -> None:
-        super().__init__()
-        self.sites = sites
-
-    def _pyro_sample(self, msg: Site) -> None:
-        if msg["name"] in self.sites:
-            density = dist.Unit(msg["fn"].log_prob(msg["value"]))
-            msg["fn"], msg["value"] = density, density.sample()
-            msg["infer"] = {**(msg["infer"] or {}), "is_auxiliary": True}
-
-
-class _Filled(Messenger):
-    """Fills observed values that no mask counts, which may be NaN, by a value inside their support."""
-
-    def _pyro_sample(self, msg: Site) -> None:
-        value = msg["value"]
-        if not (msg["is_observed"] and isinstance(value, Tensor) and value.is_floating_point()):
-            return
-        fn, counts = counts_of(msg)
-        if counts is not None and not leaves_nan_out(fn):
-            is_counted = (counts > 0.0)[(..., *[None] * fn.event_dim)]
-            msg["value"] = torch.where(is_counted | value.isfinite(), value, _inside(fn, value))
+def _fill(site: Site) -> None:
+    """Fill observed values that no mask counts, which may be NaN, by a value inside their support."""
+    value = site["value"]
+    if not (site["is_observed"] and isinstance(value, Tensor) and value.is_floating_point()):
+        return
+    fn, counts = counts_of(site)
+    if counts is not None and not leaves_nan_out(fn):
+        is_counted = (counts > 0.0)[(..., *[None] * fn.event_dim)]
+        site["value"] = torch.where(is_counted | value.isfinite(), value, _inside(fn, value))
 
 
 def _inside(fn: Any, like: Tensor) -> Tensor:
@@ -232,12 +196,10 @@ def _inside(fn: Any, like: Tensor) -> Tensor:
     return value
 
 
-class _Plain(Messenger):
-    """Gives latent sites that are maps of others the Normal or log-normal, or the support, they have."""
-
-    def _pyro_sample(self, msg: Site) -> None:
-        if is_latent(msg) and (plain := plain_of(msg["fn"])) is not None:
-            msg["fn"] = plain
+def _make_plain(site: Site) -> None:
+    """Give a latent site that is a map of others the Normal or log-normal, or the support, that it has."""
+    if is_latent(site) and (plain := plain_of(site["fn"])) is not None:
+        site["fn"] = plain
 
 
 def plain_of(fn: Any) -> Any:
@@ -305,7 +267,7 @@ def has_mapped_sites(trace: Any) -> bool:
 
 def with_plain_sites(model: Model) -> Model:
     """Return the model with the supports, or the Normals, that latent sites are maps onto."""
-    return under(model, lambda _: _Plain())
+    return under(model, lambda _: AtSites(_make_plain))
 
 
 def sites_to_float(trace: Any) -> frozenset[str]:
@@ -337,17 +299,30 @@ def _scores(site: Site, value: Tensor) -> bool:
 def with_float_labels(model: Model, sites: Iterable[str]) -> Model:
     """Return the model with the labels of some sites observed as floats."""
     chosen = frozenset(sites)
-    return under(model, lambda batch: _Floats(chosen, batch.counts.dtype))
+
+    def to_float(dtype: torch.dtype, site: Site) -> None:
+        if site["name"] in chosen and site["is_observed"]:
+            value = torch.as_tensor(site["value"])
+            site["value"] = value if value.is_floating_point() else value.to(dtype)
+
+    return under(model, lambda batch: AtSites(partial(to_float, batch.counts.dtype)))
 
 
 def with_factors(model: Model, sites: frozenset[str]) -> Model:
-    """Return the model with factors in the place of some observed sites."""
-    return under(model, lambda _: _Factors(sites))
+    """Return the model with factors in the place of observed sites of several fields, of which any may be unknown."""
+
+    def to_factor(site: Site) -> None:
+        if site["name"] in sites:
+            density = dist.Unit(site["fn"].log_prob(site["value"]))
+            site["fn"], site["value"] = density, density.sample()
+            site["infer"] = {**(site["infer"] or {}), "is_auxiliary": True}
+
+    return under(model, lambda _: AtSites(to_factor))
 
 
 def with_filled_labels(model: Model) -> Model:
     """Return the model with numbers in the place of observed values that are NaN and masked."""
-    return under(model, lambda _: _Filled())
+    return under(model, lambda _: AtSites(_fill))
 
 
 def under(model: Model, handler_of: Callable[[ClientBatch], Messenger]) -> Model:

@@ -85,7 +85,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "ragged": (rows([0, 1, 1], y=[[1], [1, 2], [3]]), "give every row the same shape"),
     "no columns": (rows([0, 1, 1], x=np.zeros((3, 0))), "field 'x' has shape (3, 0), no columns: leave it out"),
-    "nothing": (rows([0, 1, 1], y=None), "field 'y' is None: give one value per row"),
+    "nothing": (rows([0, 1, 1], y=None), "field 'y' is a single number: give one value per row"),
     "booleans and numbers": (
         lambda: ClientData.from_clients({"a": {"y": [True]}, "b": {"y": [5]}}),
         "client 'b': 'y' is int64, but the first client's is bool: give both as numbers"

@@ -57,7 +57,7 @@ FORMULAS: dict[str, dict[str, str]] = {
         "y ~ digits": "number '1' as a string",
         "y ~ mixed": "numbers, strings or categories|holds",
         "y ~ spaced": "differ only in case, spaces",
-        "y ~ mo(age)": "'age' has 192 different values, such as .* as categories: .*cut it",
+        "y ~ mo(age)": "'age' has 192 levels in 192 rows, like an ID",
         "y ~ age + (mo(grade) | site)": "may appear among the common terms only",
         "y ~ mo(sex)": "have no order",
         "y ~ mo(died)": "has 2 levels, which need no order",
@@ -176,7 +176,10 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: declared("y ~ age", priors=[("b", "normal(0, 1)")]), "priors is a list: give a dict"),
     (lambda: declared("y ~ age", priors={3: "normal(0, 1)"}), "give a dict of sites' names"),
     (lambda: declared("y ~ age", data2=[patients()]), "data2 is a list: give a dict of frames"),
-    (lambda: declared("age ~ sex", "cumulative").on(patients()), "'age' has 192 different values"),
+    (
+        lambda: declared("age ~ sex", "cumulative").on(patients()),
+        "'age' has 192 levels in 192 rows",
+    ),
     (lambda: hierfl.schema(patients()), "clients='hospital'"),
     (lambda: hierfl.schema(patients(), declared("y ~ age"), rare="drop"), "'refuse', 'merge'"),  # type: ignore[arg-type]
     (lambda: hierfl.schema(patients(), declared("y ~ age"), min_count=0), "1 or more"),

@@ -17,12 +17,12 @@ from typing import Any, Literal, get_args
 import pyro.distributions as dist
 import torch
 import torch.distributions as torch_dist
-from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from hierfl.data.batch import ClientBatch
 from hierfl.program.program import Program, ProgramError
+from hierfl.program.traces import AtSites, Site
+from hierfl.program.wrapped import under
 
 Loss = Literal["likelihood", "beta", "gamma", "cross_entropy"]
 LOSSES = get_args(Loss)
@@ -47,23 +47,11 @@ def with_loss(program: Program, loss: Loss, power: float) -> Program:
         )
 
     @wraps(program.model)
-    def model(batch: ClientBatch) -> Any:
-        with _Scored(frozenset(program.labels), loss, power):
-            return program.model(batch)
+    def score_labels(site: Site) -> None:
+        if site["name"] in program.labels:
+            site["fn"] = _Score(site["fn"], loss, power)
 
-    return replace(program, model=model)
-
-
-class _Scored(Messenger):
-    """A handler that scores the labels by minus a loss."""
-
-    def __init__(self, labels: frozenset[str], loss: Loss, power: float) -> None:
-        super().__init__()
-        self.labels, self.loss, self.power = labels, loss, power
-
-    def _pyro_sample(self, msg: dict[str, Any]) -> None:
-        if msg["name"] in self.labels:
-            msg["fn"] = _Score(msg["fn"], self.loss, self.power)
+    return replace(program, model=under(program.model, lambda _: AtSites(score_labels)))
 
 
 @dataclass(frozen=True)
