@@ -11,7 +11,6 @@ each is -log p as c -> 0, up to terms that depend on nothing.
 
 import math
 from dataclasses import dataclass, replace
-from functools import wraps
 from typing import Any, Literal, get_args
 
 import pyro.distributions as dist
@@ -46,7 +45,6 @@ def with_loss(program: Program, loss: Loss, power: float) -> Program:
             "rows in batch.data(), or use loss='likelihood'"
         )
 
-    @wraps(program.model)
     def score_labels(site: Site) -> None:
         if site["name"] in program.labels:
             site["fn"] = _Score(site["fn"], loss, power)
