@@ -161,7 +161,7 @@ def _is_nearly_done(history: Sequence[Mapping[str, Any]]) -> bool:
     if history[-1].get("stage") != GATHER:
         return True
     before, away = ([None, *map(_away, history)])[-2:]
-    return before is not None and away is not None and away * (away / before) ** SOON < 1.0
+    return before is not None and away is not None and away ** (SOON + 1) < before**SOON
 
 
 def _distrusted(k_hat: float) -> str:
