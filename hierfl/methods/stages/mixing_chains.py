@@ -136,12 +136,13 @@ def until_mixed(
 ) -> tuple[ChainCoordinates, Sampled]:
     """Return draws of chains that have mixed, or do not mix, and the coordinates they ran in.
 
-    Where the first ones are far from mixed, `others` are tried.
+    Where the first ones need more iterations than a trial takes, `others` are tried.
     """
     here, before, held = first, math.inf, False
     drawn = first.sampled(start, whitening, WARM, LEAST, on_trial=first.joint.has_own)
     for coordinates in others:
-        new = None if _excess(drawn) <= NEARLY else coordinates(here, drawn)
+        left = here.needed(drawn) - len(drawn.steps)
+        new = None if left <= WARM + LEAST else coordinates(here, drawn)
         if new is None:
             continue
         tried = new[0].sampled(*new[1:], WARM, LEAST, on_trial=True)
