@@ -227,7 +227,7 @@ def test_chains_need_to_know_the_ends_of_values() -> None:
 
 def test_coordinates_in_which_chains_mix_sooner_are_kept() -> None:
     nothing = (torch.zeros(2, 1), Whitening(torch.zeros(1), torch.eye(1), torch.ones(0)))
-    first, faster, slower = _Chains(1.2), _Chains(1.12, 1.01), _Chains(1.2)
+    first, faster, slower = _Chains(1.2), _Chains(1.16, 1.01), _Chains(1.2)
     faster.seconds, slower.seconds = 0.5, 2.0
     tried: list[_Chains] = []
 
